@@ -77,8 +77,10 @@ inline constexpr double kRotaryBase = 10000;
 // The same value as in PyTorch's clip_grad_norm_ and Megatron-LM's clip_grad_by_total_norm_fp32.
 inline constexpr double kClippingEpsilon = 1e-6;
 // Factor that `op` multiplies its operand by: Op::scale, reduced if the norm of the result would exceed Op::clip_limit.
-// `squared_norm`: of all tensors that the factor applies to.
+// `squared_norm`: of all tensors that the factor applies to. Op::divides: divided by 1 + learning_rate x norm. A norm
+// that is no number counts as 0 then: where nothing has moved, it is a ratio of two zeros.
 inline double clipped_factor(const Op& op, double squared_norm) {
+  if (op.divides) return op.scale / (1 + op.learning_rate * (squared_norm > 0 ? std::sqrt(squared_norm) : 0));
   const double norm = std::abs(op.scale) * std::sqrt(squared_norm), limit = op.clip_limit;
   return op.scale * std::min(1.0, limit / (norm + kClippingEpsilon));
 }

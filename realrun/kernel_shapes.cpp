@@ -216,7 +216,8 @@ const Operand* squared_norm(const KernelCall& call) {
   const auto at = static_cast<std::size_t>(norm_operand(call.op.kind));
   if (!call.has_read(at)) return nullptr;
   call.require(elements(call.read(at)) == 1, "the norm is one number");
-  call.require(call.op.clip_limit > 0, "gradients are clipped to a positive norm");
+  call.require(call.op.divides ? call.op.learning_rate > 0 : call.op.clip_limit > 0,
+               "gradients are clipped to a positive norm, or divided by one at a rate");
   return &call.read(at);
 }
 
@@ -269,7 +270,10 @@ Multiply multiply_form(const KernelCall& call) {
   };
   if (!is_column(b)) {
     call.require_same_elements(a, b);
-    if (is_column(y)) return Multiply::inner_products;
+    if (is_column(y)) {
+      call.require(!call.op.divides, "a sum of quotients");
+      return Multiply::inner_products;
+    }
   }
   call.require_same_elements(a, y);
   return is_column(b) ? Multiply::rows : Multiply::elements;

@@ -161,7 +161,7 @@ struct SgdRates {
   bool nesterov;
 };
 SgdRates sgd_rates(const KernelCall& call);
-// Returns the square of the norm that an op clips by, one number; nullptr: it does not clip.
+// Returns the square of the norm that an op clips or divides by, one number; nullptr: it does neither.
 const Operand* squared_norm(const KernelCall& call);
 
 // bias_gradient: dy as [groups, rows, columns] is summed over rows. A group is an expert, with its own columns of the
@@ -182,7 +182,8 @@ ActivationShape activation_shape(const KernelCall& call);  // activation and act
 // Inverted dropout: kept elements are scaled up to preserve the expectation (Srivastava et al. 2014, section 10).
 double kept_scale(const KernelCall& call);
 
-// y = a b by element; each row of a times its own number of b; or y is the sum over each row of a b.
+// y = a b by element; each row of a times its own number of b; or y is the sum over each row of a b. The first two also
+// divide (Op::divides).
 enum class Multiply { elements, rows, inner_products };
 Multiply multiply_form(const KernelCall& call);
 

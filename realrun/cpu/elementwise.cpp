@@ -167,12 +167,13 @@ void multiply(const Call& call) {
     }
     return;
   }
+  const auto result = [&](float x, float other) { return call.op.divides ? x / other : x * other; };
   if (form == Multiply::elements) {
-    for (std::int64_t i = 0; i < n; ++i) y.data[i] = a.data[i] * b.data[i];
+    for (std::int64_t i = 0; i < n; ++i) y.data[i] = result(a.data[i], b.data[i]);
     return;
   }
   for (std::int64_t row = 0; row < b.elements(); ++row)
-    for (std::int64_t i = row * width; i < (row + 1) * width; ++i) y.data[i] = a.data[i] * b.data[row];
+    for (std::int64_t i = row * width; i < (row + 1) * width; ++i) y.data[i] = result(a.data[i], b.data[row]);
 }
 
 void bias_gradient(const Call& call) {

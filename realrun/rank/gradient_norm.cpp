@@ -5,6 +5,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "sim/program/rewrite.h"
 #include "sim/program/step_end.h"
 
 namespace orrery::realrun {
@@ -15,6 +16,19 @@ MeshGroup summed_over(const PiecePlan& plan) {
   for (const Op& op : plan.ops(kUpdateBlock))
     if (plan.reduces_norm(op)) summed = op.group;
   return summed;
+}
+
+// The set that the norm's buffer belongs to. One that lies like a set's parameters has the place of this set: the first
+// such norm of a block is that of the first trained set.
+std::size_t set_of_norm(const OpCall& call) {
+  const Piece& piece = call.instance.piece();
+  if (set_of(piece, call.op.reads[0]) != nullptr) return set_number(piece, call.op.reads[0]);
+  const std::vector<Op>& ops = call.plan().ops(call.block);
+  std::int64_t before = std::count_if(ops.begin(), ops.begin() + static_cast<std::ptrdiff_t>(call.index),
+                                      [](const Op& op) { return op.kind == OpKind::gradient_norm; });
+  for (std::size_t s = 0; s < piece.sets.size(); ++s)
+    if (!piece.sets[s].frozen() && before-- == 0) return s;
+  throw ExecutionError(std::string("piece \"") + piece.name + "\" takes more norms than it has trained sets");
 }
 
 }  // namespace
@@ -29,7 +43,8 @@ void GradientNorm::run(const OpCall& call) {
       parts.push_back(memory_.element(all.base, all.offset + i, all.dtype));
     return add_up(parts, to, call.stream);
   }
-  const Counted& of = counted(call.instance, set_number(call.instance.piece(), call.op.reads[0]));
+  const TensorId buffer = call.op.reads[0];
+  const Counted& of = counted(call.instance, set_of_norm(call), buffer);
   std::vector<StoragePtr> squares;
   for (const auto& [first, last] : of.ranges)
     squares.push_back(
@@ -67,28 +82,31 @@ void GradientNorm::add_up(std::span<const void* const> parts, const Slice& to, S
   }
 }
 
-const GradientNorm::Counted& GradientNorm::counted(const Instance& instance, std::size_t set) {
+const GradientNorm::Counted& GradientNorm::counted(const Instance& instance, std::size_t set, TensorId buffer) {
   std::vector<std::optional<Counted>>& by_set = counted_[instance.number];
   if (by_set.empty()) by_set.resize(instance.plan->held().size());
-  if (!by_set[set]) by_set[set] = find_counted(instance, set);
+  if (!by_set[set]) by_set[set] = find_counted(instance, set, buffer);
   return *by_set[set];
 }
 
-GradientNorm::Counted GradientNorm::find_counted(const Instance& instance, std::size_t set) const {
+GradientNorm::Counted GradientNorm::find_counted(const Instance& instance, std::size_t set, TensorId buffer) const {
   Counted counted;
   const PiecePlan& plan = *instance.plan;
   const HeldSet& own_set = plan.held()[set];
-  const std::int64_t held = plan.tensor(own_set.gradients).elements();
   const MeshGroup summed = summed_over(plan);
+  // The buffer is one of equal parts of what the rank holds; the last ones may reach beyond it.
+  const Tensor &all = plan.tensor(own_set.gradients), &part = plan.tensor(buffer);
+  const std::int64_t before = position_.coordinate(part.divided_over().without(all.divided_over())) * part.elements();
+  const std::int64_t held = std::clamp<std::int64_t>(all.elements() - before, 0, part.elements());
   for (const auto& [p, number, place] : own_set.flat) {
     const Tensor& t = plan.tensor(p->parameter);
-    const std::int64_t begin = place - own_set.begin;
+    const std::int64_t begin = place - own_set.begin - before;
     const std::int64_t first = std::clamp<std::int64_t>(begin, 0, held),
                        last = std::clamp<std::int64_t>(begin + t.elements(), 0, held);
-    const CountedInNorm count = counted_in_norm(program_, plan.piece(), *p, own_set.gradients, summed);
+    const CountedInNorm count = counted_in_norm(program_, plan.piece(), *p, buffer, summed);
     const bool here = count.here && position_.is_first(count.first_of);
     if (const int dim = copied_dimension(t, position_); here && dim >= 0) {
-      add_first_copies(t, dim, begin, {first, last}, plan.view(own_set.gradients), counted);
+      add_first_copies(t, dim, begin, {first, last}, plan.view(buffer), counted);
     } else if (here && first < last && position_.is_first(count.first_of_behind)) {
       if (!counted.ranges.empty() && counted.ranges.back().second == first) {
         counted.ranges.back().second = last;
@@ -97,7 +115,7 @@ GradientNorm::Counted GradientNorm::find_counted(const Instance& instance, std::
       }
     } else if (here) {
       for (std::int64_t e = first; e < last; ++e)
-        if (!is_behind_query_heads(t, e - begin)) counted.scattered.push_back(plan.view(own_set.gradients).at(e));
+        if (!is_behind_query_heads(t, e - begin)) counted.scattered.push_back(plan.view(buffer).at(e));
     }
   }
   return counted;

@@ -29,17 +29,19 @@ Program program_of_block(const Program& of, std::uint16_t block) {
 struct RankTask {
   // REQUIRES: everything outlives it; they are the step's.
   RankTask(std::uint16_t block, const RunSetup& of_step, const Position& position, TensorMemory& memory,
-           Communicator& communicator, StepClock& clock, GradientNorm& norm, StepResults& results)
+           Communicator& communicator, StepClock& clock, StepResults& results)
       : program(program_of_block(of_step.program, block)),
         setup{of_step.scenario, program, of_step.options, of_step.parameters, of_step.sequences},
         model(setup, position),
         shared(setup, position, model, memory, communicator),
+        norm(shared),
         ops(shared, clock, norm, results) {}
 
   Program program;
   RunSetup setup;
   RankModel model;
   RankShared shared;
+  GradientNorm norm;
   OpRunner ops;
 };
 
@@ -63,8 +65,7 @@ class Rank {
         messages_(shared_, clock_),
         held_(shared_) {
     for (std::size_t b = 1; b <= program_.pieces.front().tasks.size(); ++b)
-      tasks_.emplace_back(static_cast<std::uint16_t>(b), setup_, position_, memory_, communicator_, clock_, norm_,
-                          results_);
+      tasks_.emplace_back(static_cast<std::uint16_t>(b), setup_, position_, memory_, communicator_, clock_, results_);
     if (!setup.carried.empty()) {
       std::vector<CarriedState::Stretch> lacks;
       model_.for_each_instance([&](const Instance& instance) {
@@ -222,16 +223,18 @@ class Rank {
   void run_task(std::uint16_t block) {
     RankTask& task = tasks_[block - 1u];
     clock_.pause();  // marks are of the step's ops
-    for (const UpdatePart part : kStepEnd)
+    for (const UpdatePart part : kStepEnd) {
       task.model.for_each_instance([&](const Instance& instance) {
         const auto [begin, end] = instance.plan->update_range(part);
         for (std::size_t i = begin; i < end; ++i) {
           const OpCall call{instance, kOfStep, kUpdateBlock, i};
-          if (call.op.is_part) continue;
+          if (call.op.is_part || instance.plan->reduces_norm(call.op)) continue;
           task.ops.run(call);
           memory_.end_lives(call, call.block, call.index);
         }
       });
+      if (part == UpdatePart::norm) task.norm.exchange([&](const OpCall& call) { task.ops.run(call); });
+    }
     memory_.release_micro_batches();
     clock_.go_on();
   }

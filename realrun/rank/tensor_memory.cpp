@@ -61,6 +61,9 @@ std::vector<float> input_values(const RunSetup& setup, const Position& position,
     case Input::preconditioner:
       std::ranges::fill(values, 1.0f);
       break;
+    case Input::learning_rate:
+      set(0, setup.options.learning_rate);
+      break;
     case Input::patches:
       for (std::int64_t e = 0; e < t.elements(); ++e) set(e, draw(kPatches, first * width + e));
       break;

@@ -456,6 +456,21 @@ struct CollectiveModel::Formulas {
     return x;
   }
 
+  // A ring over the first ranks of the nodes, each with one NIC. Then each sends to the ranks of its node.
+  Candidate first_ranks(Protocol p) const {
+    const IntraCalibration& c = m.intra_;
+    const std::size_t i = index_of(p);
+    const double out_steps = 2 * (nodes - 1);
+    Candidate x{{.algorithm = Algorithm::first_ranks, .protocol = p, .in_sequence = true}};
+    x.latency_seconds = 2 * c.base_seconds[i] + (r - 1) * c.step_seconds[i] + stack(p) + out_steps * ring_step(p);
+    x.intra_bytes = (r - 1) / r * bytes;
+    x.intra_seconds = bytes / (g.ring_rate * intra_share(c.protocol_share[i], p));
+    x.inter_bytes = out_steps / nodes * bytes;
+    x.inter_seconds = x.inter_bytes / (g.one_rank_nic_rate * m.inter_.ring_share * inter_share(c.protocol_share[i], p));
+    x.fabric_seconds = x.inter_seconds * g.crossing.ring;
+    return x;
+  }
+
   // A chain in each node and a double binary tree over the nodes; up, then down.
   Candidate tree(Protocol p) const {
     const IntraCalibration& c = m.intra_;
@@ -612,6 +627,9 @@ struct CollectiveModel::Formulas {
         if (kind == OpKind::all_to_all || kind == OpKind::ring_shift) break;
         cost.base_seconds += (kind == OpKind::all_reduce ? 2 : 1) * m.intra_.base_seconds[i];
         return;
+      case Algorithm::first_ranks:
+        cost.base_seconds += m.intra_.base_seconds[i];
+        return;
       case Algorithm::tree:
         cost.inter_step_seconds = across ? tree_step(cost.protocol) : 0;
         return;
@@ -656,6 +674,8 @@ void CollectiveModel::for_each_candidate(OpKind kind, const Formulas& f, Algorit
         // Within a node a tree is a chain, which is never faster than the ring.
         if (kind == OpKind::all_reduce && (f.across || wanted == Algorithm::tree)) visit(f.tree(p));
         if (in_phases && !chain) visit(f.hierarchical(kind, p));
+        if (wanted == Algorithm::first_ranks && kind == OpKind::all_reduce && f.across && g.r > 1)
+          visit(f.first_ranks(p));
         if (wanted == Algorithm::bidirectional_ring) visit(f.bidirectional_ring(kind, p));
         if (wanted == Algorithm::halving_doubling && !chain) visit(f.halving_doubling(kind, p));
       }

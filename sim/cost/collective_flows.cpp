@@ -277,6 +277,20 @@ class Builder {
     if (kind != OpKind::reduce_scatter) within(OpKind::all_gather);
   }
 
+  void first_ranks() {
+    order_.clear();
+    for (Index a = 0; a < nodes_.count(); ++a) order_.push_back(nodes_.of(a).front());
+    for (int way = 0; way < (both_ways_ ? 2 : 1); ++way) {
+      if (way == 1) std::ranges::reverse(order_);
+      add_ring(OpKind::all_reduce, both_ways_ ? 0.5 : 1, order_, order_);
+    }
+    begin_phase();
+    for (Index a = 0; a < nodes_.count(); ++a) {
+      root_ = nodes_.of(a).front();
+      rings_in_node(OpKind::broadcast, a);
+    }
+  }
+
   void hierarchical_all_to_all() {
     // Data for position j of other nodes leaves over the NIC of position j here, modulo the node's number of members.
     const double part = 1.0 / nodes_.members();
@@ -589,8 +603,8 @@ class Builder {
     const auto n = static_cast<Index>(order.size());
     const auto base = static_cast<Index>(graph_.edges.size());
     if (kind == OpKind::broadcast || kind == OpKind::reduce) {
-      // The ring without the edge into member 0, or for reduce without the edge out of it.
-      auto first = static_cast<Index>(std::find(order.begin(), order.end(), 0) - order.begin());
+      // The ring without the edge into the root, or for reduce without the edge out of it.
+      auto first = static_cast<Index>(std::find(order.begin(), order.end(), root_) - order.begin());
       if (kind == OpKind::reduce) ++first;
       for (Index i = 0; i < n - 1; ++i) {
         const Index here = wrap(first + i, n);
@@ -689,6 +703,7 @@ class Builder {
   std::vector<Member> order_, senders_, chain_;  // working storage
   std::vector<Index> offset_, filled_;
   std::map<std::vector<std::int64_t>, std::vector<NodeRing>> mapped_rings_;  // by devices within the node
+  Member root_ = 0;                                                          // of broadcast and reduce
 };
 
 // How a collective of some kinds runs by an algorithm.
@@ -716,6 +731,7 @@ const Lowering& lowering_of(OpKind kind, Algorithm algorithm) {
        [](Builder& b, OpKind k) { b.hierarchical(k); }},
       {Algorithm::hierarchical, {all_to_all}, [](Builder& b, OpKind) { b.hierarchical_all_to_all(); }},
       {Algorithm::hierarchical, {ring_shift}, [](Builder& b, OpKind) { b.routed_shift(); }},
+      {Algorithm::first_ranks, {all_reduce}, [](Builder& b, OpKind) { b.first_ranks(); }},
       {Algorithm::nvls, {all_reduce}, [](Builder& b, OpKind) { b.nvls(); }},
       {Algorithm::collnet, {all_reduce}, [](Builder& b, OpKind k) { b.collnet(k); }},
       {Algorithm::halving_doubling,
@@ -764,6 +780,8 @@ double estimated_flows(OpKind kind, CollectiveAlgorithm algorithm, std::int64_t 
       if (kind == OpKind::all_to_all) return n * (here + a);
       if (kind == OpKind::ring_shift) return n + 3 * a * here;
       return n * (rounds + 1);
+    case Algorithm::first_ranks:
+      return n;
     case Algorithm::by_token:
       return n * (here + a);
     case Algorithm::collnet:  // within the node, and to the switches and back

@@ -95,7 +95,7 @@ struct FlowOptions {
 
 // Replaces `graph`. `algorithm`: as CollectiveModel::cost() resolved it.
 //   all_reduce                                ring, bidirectional_ring, tree, hierarchical, nvls, collnet,
-//                                             halving_doubling
+//                                             halving_doubling, first_ranks
 //   all_gather, reduce_scatter                ring, bidirectional_ring, hierarchical, halving_doubling
 //   reduce_scatter                            collnet
 //   all_to_all                                direct, hierarchical, by_token

@@ -30,10 +30,13 @@ enum class CollectiveAlgorithm : std::uint8_t {
   // Tokens to experts: each token goes once to a node, and there once to each rank that needs it (DeepEP). No plan can
   // force it.
   by_token,
+  // The first of the group's ranks on each node alone: a ring of these, then a chain from each within its node;
+  // all-reduce of what all ranks of a node have alike. No plan can force it.
+  first_ranks,
 };
-inline constexpr std::array<std::string_view, 10> kCollectiveAlgorithmNames{
-    "automatic",          "ring",   "tree",    "hierarchical", "nvls", "collnet", "halving_doubling",
-    "bidirectional_ring", "direct", "by_token"};
+inline constexpr std::array<std::string_view, 11> kCollectiveAlgorithmNames{
+    "automatic",          "ring",   "tree",     "hierarchical", "nvls", "collnet", "halving_doubling",
+    "bidirectional_ring", "direct", "by_token", "first_ranks"};
 // The algorithms that a plan can force.
 inline constexpr std::span<const std::string_view> kForcedAlgorithmNames{kCollectiveAlgorithmNames.data(), 9};
 
@@ -62,9 +65,10 @@ const char* name_of(ActivationFunction function);
 
 // How a reducing collective combines the ranks' values. sum adds them. merge combines cross-entropy statistics: each
 // rank's sum of exponentials is relative to that rank's own maximum. mean is the sum, divided by the number of ranks:
-// workers take it of their copies of the model (MeshAxis::worker). An all-to-all does not divide: the quantiser that
-// takes its contributions does, by Op::scale. copies is for gradients of experts that lie on several ranks of the group:
-// each expert's are summed over its copies (Program::expert_of_slot), and every copy gets the sum.
+// workers take it of their copies of the model (MeshAxis::worker), over one rank of each or over all ranks that hold
+// the same. An all-to-all does not divide: the quantiser that takes its contributions does, by Op::scale. copies is for
+// gradients of experts that lie on several ranks of the group: each expert's are summed over its copies
+// (Program::expert_of_slot), and every copy gets the sum.
 enum class Reduction : std::uint8_t { sum, merge, mean, copies };
 
 // How a mixture of experts chooses a token's experts from its logits, and how it weighs their outputs.
@@ -194,6 +198,11 @@ struct Op {
            (part % inner_parts - keys_before % inner_parts + inner_parts) % inner_parts;
   }
   std::int64_t rotary_begin = 0;  // rotary: the elements of each head from this one on are rotated
+
+  // For multiply: its second operand divides the first. Strategies set it behind differentiation; it does not go with
+  // sums over a dimension. For an sgd of its own rate that reads a norm (below): the gradient is not clipped by it, but
+  // divided by 1 + learning_rate x norm.
+  bool divides = false;
 
   // What multiplies the operand of scale, the numbers that quantisers read, the scores of softmax and of its
   // derivative, the gradients that optimizers read, and the results of cross_entropy_backward and router_loss_backward.

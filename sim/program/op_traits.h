@@ -42,7 +42,8 @@ enum class OpKind : std::uint8_t {
   dropout_backward,     // reads dy, mask; writes dx
   dropout_add,          // reads x, residual [, bias]; writes y, mask: y = residual + dropout(x + bias)
   add,                  // reads a [, b] [, bias]; writes y; a bias may be one row of positions, added to every sequence
-  multiply,             // reads a, b; writes y; b's last dimension may be 1, or y's: then y is the sum over a's
+  multiply,             // reads a, b; writes y; b's last dimension may be 1, or y's: then y is the sum over a's;
+                        // or y is a divided by b (Op::divides)
   bias_gradient,        // reads dy; writes dbias (accumulated)
   embedding,            // reads ids, table [rows, width..]; writes y
   embedding_backward,   // reads ids, dy; writes dtable (accumulated)

@@ -293,7 +293,7 @@ void PieceCheck::step(const Op& op) {
   } else {
     compute(op);
     const bool cast = op.kind == OpKind::cast && op.phase == Phase::update;
-    if (cast || op.kind == OpKind::subtract) expect_same_part(op.reads[0], op.writes[0]);
+    if (cast || op.kind == OpKind::subtract || op.divides) expect_same_part(op.reads[0], op.writes[0]);
     if (op.kind == OpKind::subtract) expect_same_part(op.reads[1], op.writes[0]);
     // Parameters that the host has updated, or that are cast from the optimizer's copy.
     if (cast || op.kind == OpKind::copy) updated(op.writes[0]);
@@ -308,8 +308,8 @@ void PieceCheck::follow_common(const Op& op) {
     return tensor(storage_of(piece_, id)).common || common_.contains(id) || common_.contains(storage_of(piece_, id));
   };
   const bool begins = program_.begin > 0 && block_ == &piece_.tasks[program_.begin - 1u];
-  const bool all = (op.group == workers_ && (op.reduction == Reduction::mean || op.kind == OpKind::all_gather)) ||
-                   begins ||
+  const bool all = (op.group.contains(workers_) && op.reduction == Reduction::mean) ||
+                   (op.group == workers_ && op.kind == OpKind::all_gather) || begins ||
                    std::ranges::all_of(op.reads, [&](TensorId id) { return id == kNoTensor || is_common(id); });
   for (std::size_t i = 0; i < op.writes.size(); ++i) {
     const TensorId id = op.writes[i];
@@ -408,9 +408,10 @@ void PieceCheck::norm(const Op& op) {
   if (is_flat(op.reads[0])) {
     expect_owes_nothing(op.reads[0]);
     write(op.writes[0], norm_group_);
-  } else {  // parts of the buffer itself
-    norms_.erase(storage_of(piece_, op.reads[0]));
+  } else if (norms_.erase(storage_of(piece_, op.reads[0])) > 0) {  // of parts of the buffer
     write(op.writes[0], owed(op.reads[0]));
+  } else {  // of what lies as parameters do
+    write(op.writes[0], norm_group_ | tensor(op.reads[0]).divided_over());
   }
   norms_.insert(storage_of(piece_, op.writes[0]));
 }

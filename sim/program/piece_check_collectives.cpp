@@ -173,8 +173,12 @@ void PieceCheck::reduce(const Op& op, TensorId from, TensorId to) {
 }
 
 void PieceCheck::expect_mean_of_workers(const Op& op, TensorId from) {
-  const bool takes_means = op.kind == OpKind::all_reduce || op.kind == OpKind::all_to_all;
-  if (!takes_means || op.group != workers_ || workers_.empty() || !owed(from).empty() || is_flat(from))
+  // An all-reduce may take in ranks of a worker, too, which have the same.
+  const bool takes_means = op.kind == OpKind::all_to_all
+                               ? op.group == workers_
+                               : op.kind == OpKind::all_reduce && op.group.contains(workers_) &&
+                                     !op.group.meets(tensor(from).divided_over());
+  if (!takes_means || workers_.empty() || !owed(from).empty() || is_flat(from))
     report(Rule::common_to_workers,
            "{} is averaged over {}: a mean is over all workers, of what each of them has for itself", layout(from),
            words(mesh_, op.group));

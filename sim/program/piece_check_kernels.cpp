@@ -118,7 +118,8 @@ MeshGroup PieceCheck::owed_by_reads(const Op& op) {
     const TensorId id = op.reads[i];
     if (id == kNoTensor) continue;
     const MeshGroup owes = owed(id);
-    const bool linear = has_operand(traits.linear, i) || is_copy(op.kind);  // a copy passes on what it moves
+    const bool linear = (has_operand(traits.linear, i) && !(op.divides && i > 0)) ||
+                        is_copy(op.kind);  // a copy passes on what it moves
     if (linear) ++may_owe;
     if (owes.empty()) continue;
     if (!linear || (traits.product && owe > 0)) {

@@ -89,6 +89,7 @@ enum class Input : std::uint8_t {
   sinusoids,       // sinusoids of relative positions: numbers, for all keys
   directions,      // of a power iteration, before its first step: numbers that all differ
   preconditioner,  // what multiplies each parameter's momentum, as earlier steps have left it: positive numbers
+  learning_rate,   // one number: the learning rate of the run's optimizer
 };
 
 // The axis of the model that a dimension runs along.

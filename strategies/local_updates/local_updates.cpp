@@ -24,6 +24,7 @@ Dtype wire_dtype(const Options& options) {
   return kDtypes[static_cast<std::size_t>(options.dtype)];
 }
 bool sends_codes(const Options& options) { return bits_of(wire_dtype(options)) < 16; }
+bool sends_by_first_ranks(const Scenario& scenario) { return scenario.plan.local.exchange == Exchange::first_ranks; }
 bool takes_steps(const Scenario& scenario) { return scenario.plan.local.optimizer != OuterOptimizer::average; }
 bool has_momentum(const Scenario& scenario) {
   return takes_steps(scenario) && scenario.plan.local.optimizer != OuterOptimizer::pull;
@@ -35,7 +36,8 @@ std::int64_t workers(const Scenario& scenario) {
   if (!has_workers(scenario)) return 1;
   if (scenario.plan.local.workers > 0) return scenario.plan.local.workers;
   const std::int64_t replicas = data_parallel_degree(scenario), in_node = framework::data_ranks_in_node(scenario);
-  return used(scenario) && in_node > 0 && replicas % in_node == 0 ? replicas / in_node : replicas;
+  const bool in_nodes = !scenario.plan.compressed.used() && in_node > 0 && replicas % in_node == 0;
+  return in_nodes ? replicas / in_node : replicas;
 }
 
 std::int64_t replicas(const Scenario& scenario) { return data_parallel_degree(scenario) / workers(scenario); }
@@ -43,17 +45,30 @@ std::int64_t replicas(const Scenario& scenario) { return data_parallel_degree(sc
 namespace {
 
 constexpr FieldNames kSteps{"outer_learning_rate", "outer_delay", "outer_dtype"};
-constexpr FieldNames kMomentum{"outer_momentum", "outer_clip", "outer_gap_penalty"};
+constexpr FieldNames kMomentum{"outer_momentum", "outer_clip", "outer_gap_penalty", "outer_gap_norms"};
 constexpr FieldRule kIdle[]{
     keep({"local_workers"}, "without local_steps or gradient_compression, by which workers agree",
          [](const AskedOf& a) { return has_workers(a.scenario); }),
-    keep({"outer_optimizer", "outer_fragments"}, "without local_steps, after which workers agree",
+    keep({"outer_optimizer", "outer_fragments", "outer_exchange"}, "without local_steps, after which workers agree",
          [](const AskedOf& a) { return used(a.scenario); }),
     keep(kSteps, "with outer_optimizer \"average\", which sets parameters to their mean at once",
          [](const AskedOf& a) { return used(a.scenario) && takes_steps(a.scenario); }),
     keep(kMomentum, "without an outer_optimizer that has a momentum: \"momentum\" or \"nesterov\"",
          [](const AskedOf& a) { return used(a.scenario) && has_momentum(a.scenario); })};
 constexpr FieldRule kExcludes[]{
+    keep({"outer_gap_penalty", "outer_fragments"}, "with outer_gap_norms, from which one penalty for all follows",
+         [](const AskedOf& a) { return a.plan.local.gap_norms; }),
+    keep(
+        {"outer_gap_norms"}, "unless outer_optimizer is \"momentum\" and outer_delay 1, as CO2 has them",
+        [](const AskedOf& a) { return a.plan.local.optimizer != OuterOptimizer::momentum || a.plan.local.delay == 0; }),
+    keep({"outer_gap_norms"}, "for a model with experts, whose norms are summed over other ranks",
+         [](const AskedOf& a) { return a.model.has_experts(); }),
+    keep({"outer_exchange"}, "above zero_stage 0: the first rank of a node has a part of the parameters only",
+         [](const AskedOf& a) { return a.plan.data.zero_stage > 0; }),
+    keep({"outer_exchange"}, "with codes on the wire (outer_dtype), which all ranks exchange",
+         [](const AskedOf& a) { return sends_codes(a.plan.local); }),
+    keep({"outer_exchange"}, "for a model with experts, of which the first rank of a node has a part only",
+         [](const AskedOf& a) { return a.model.has_experts(); }),
     keep({"local_steps"}, "with optimizer_offload: the outer update of parameters on the host is not modelled",
          [](const AskedOf& a) { return used(a.scenario) && a.plan.offload.optimizer; }),
     keep({"local_steps"},
@@ -88,6 +103,9 @@ void check(const Scenario& scenario) {
     refuse(plan, "local_steps",
            "0: there is one worker, of all " + std::to_string(degree) +
                " replicas, and none to agree with (local_workers sets their number)");
+  if (sends_by_first_ranks(scenario) && replicas(scenario) != framework::data_ranks_in_node(scenario))
+    refuse(plan, "outer_exchange",
+           "\"all_ranks\" unless each node is a worker: first ranks of nodes exchange what their nodes agree on");
 }
 
 // Workers are the outermost replicas.
@@ -104,11 +122,13 @@ class Outer {
         piece_(piece) {}
 
   void run() {
+    if (options_.gap_norms) gap_ = add_number("gap");
     for (std::size_t s = 0; s < piece_.sets.size(); ++s)
       if (!piece_.sets[s].frozen()) update(s);
+    if (!momenta_.empty()) add_gap();
   }
 
-  Block begin;
+  Block begin, first_step;
   std::vector<Block> outer, exchange;  // by fragment
 
  private:
@@ -116,7 +136,9 @@ class Outer {
 
   void update(std::size_t number) {
     const ParameterSet set = piece_.sets[number];
-    const TensorId updated = updated_by_optimizer(set), part = own_part(updated, number);
+    const TensorId updated = updated_by_optimizer(set);
+    alike_ = alike_in_worker(updated, number);
+    const TensorId part = options_.exchange == Exchange::first_ranks ? updated : own_part(updated);
     for (std::int64_t f = 0; f < options_.fragments; ++f) {
       const TensorId fragment = fragment_of(part, f);
       if (fragment == kNoTensor) continue;
@@ -179,7 +201,13 @@ class Outer {
         add_coded_mean(mesh_, {.codes = dtype, .group = kCodeGroup}, displacement, average, piece_, outer_ops);
       else
         (late ? exchange_ops : outer_ops).push_back(mean(displacement, average));
-      Op step = kernel(OpKind::sgd, "outer_step", {average, anchor, momentum}, {part, anchor, momentum});
+      if (options_.gap_norms) {
+        first_steps_.push_back(add_passing(part, "first_step", Dtype::fp32));
+        momenta_.push_back(momentum);
+        first_step.ops.push_back(kernel(OpKind::subtract, "first_step", {anchor, part}, {first_steps_.back()}));
+      }
+      Op step = kernel(OpKind::sgd, "outer_step", {average, anchor, momentum, gap_}, {part, anchor, momentum});
+      step.divides = options_.gap_norms;
       step.scale = 1 / options_.gap_penalty;
       step.learning_rate = options_.learning_rate;
       step.momentum = static_cast<float>(options_.momentum);
@@ -187,6 +215,49 @@ class Outer {
       step.nesterov = options_.optimizer == OuterOptimizer::nesterov;
       outer_ops.push_back(step);
     }
+  }
+
+  // Adds the square of the norm of the first local step, and that of the momenta which made the last outer step, of all
+  // sets; and in front of the outer update their ratio.
+  void add_gap() {
+    const TensorId own = add_number("first_step_norm"), first = add_number("squared_first_step"),
+                   last = add_number("last_step_norm");
+    Tensor& kept = piece_.tensors[first];
+    kept.category = Category::optimizer_state;
+    kept.resident = kept.common = true;
+    add_norm("first_step_norm", first_steps_, own, first_step.ops);
+    first_step.ops.push_back(mean_over_workers(mesh_, own, first));  // the same penalty for all
+    std::vector<Op> ops;
+    add_norm("last_step_norm", momenta_, last, ops);
+    ops.push_back(kernel(OpKind::multiply, "gap", {last, first}, {gap_}));
+    ops.back().divides = true;
+    outer.front().ops.insert(outer.front().ops.begin(), ops.begin(), ops.end());
+  }
+
+  // The square of the norm of the buffers of all sets, over all of the model. Only elements of parameters count.
+  void add_norm(const char* name, const std::vector<TensorId>& buffers, TensorId square, std::vector<Op>& ops) {
+    const TensorId local = add_number("local_square");
+    MeshGroup parts = mesh_.group({MeshAxis::tp, MeshAxis::pp});
+    Tensor of_set = piece_.tensors[local];
+    of_set.sizes[0] = static_cast<std::int64_t>(buffers.size());
+    of_set.alias_of = buffers.size() > 1 ? piece_.add(of_set) : local;
+    of_set.sizes[0] = 1;
+    for (const TensorId buffer : buffers) {
+      ops.push_back(kernel(OpKind::gradient_norm, name, {buffer}, {buffers.size() > 1 ? piece_.add(of_set) : local}));
+      ++of_set.alias_begin;
+      parts = parts | piece_.tensors[buffer].divided_over();
+    }
+    if (buffers.size() > 1) ops.push_back(kernel(OpKind::gradient_norm, name, {of_set.alias_of}, {local}));
+    ops.push_back(for_all_instances(
+        communication(OpKind::all_reduce, name, Phase::update, Stream::data_communication, parts, local, square)));
+  }
+  TensorId add_number(const char* name) {
+    Tensor number;
+    number.append({1, Axis::none});
+    number.name = name;
+    number.dtype = Dtype::fp32;
+    number.category = Category::workspace;
+    return piece_.add(number);
   }
 
   // The buffer that the set's optimizer updates at full precision: the fp32 copies of parameters, if there are any.
@@ -198,18 +269,23 @@ class Outer {
     return set.own_parameters;
   }
 
-  // All replicas of a worker have the same values where `buffer` is not divided over them. Each takes a part.
-  TensorId own_part(TensorId buffer, std::size_t number) {
+  // The replicas of a worker that have the same values of `buffer`, which is not divided over them.
+  MeshGroup alike_in_worker(TensorId buffer, std::size_t number) const {
     MeshGroup alike = mesh_.group({MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::cp})
                           .without(piece_.tensors[buffer].divided_over());
     for (const ParameterGradient& p : piece_.parameters)
       if (p.set == number) alike = alike.without(piece_.tensors[p.parameter].divided_over());
-    if (alike.empty()) return buffer;
+    return alike;
+  }
+
+  // Each of these takes a part.
+  TensorId own_part(TensorId buffer) {
+    if (alike_.empty()) return buffer;
     Tensor part = piece_.tensors[buffer];
-    const std::int64_t ranks = mesh_.size(alike);
+    const std::int64_t ranks = mesh_.size(alike_);
     part.name = "outer_part";
     part.sizes[0] = (part.sizes[0] + ranks - 1) / ranks;
-    part.over[0].append(alike);
+    part.over[0].append(alike_);
     part.alias_of = buffer;
     part.alias_begin = 0;
     part.resident = false;
@@ -231,7 +307,14 @@ class Outer {
         block.ops.push_back(op);
   }
 
-  Op mean(TensorId from, TensorId to) const { return mean_over_workers(mesh_, from, to); }
+  Op mean(TensorId from, TensorId to) const {
+    Op op = mean_over_workers(mesh_, from, to);
+    if (options_.exchange == Exchange::first_ranks) {
+      op.group = op.group | alike_;
+      op.algorithm = CollectiveAlgorithm::first_ranks;
+    }
+    return op;
+  }
   static Op kernel(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
                    std::initializer_list<TensorId> writes) {
     return for_all_instances(computation(kind, name, Phase::update, reads, writes));
@@ -248,10 +331,13 @@ class Outer {
   const Options& options_;
   const Mesh& mesh_;
   Piece& piece_;
+  MeshGroup alike_;                              // of the set at hand
+  TensorId gap_ = kNoTensor;                     // with gap_norms: the square of the ratio of two norms
+  std::vector<TensorId> first_steps_, momenta_;  // by trained set
 };
 
 void add_tasks(const Scenario& scenario, Program& program) {
-  if (!used(scenario)) return;
+  if (!used(scenario) || scenario.plan.compressed.used()) return;  // compressed_gradients says how workers agree
   const Options& options = scenario.plan.local;
   const bool late = options.delay > 0, begins = takes_steps(scenario);
   if (program.mesh.group({MeshAxis::ep, MeshAxis::etp}).meets(program.mesh.group(MeshAxis::worker)))
@@ -264,18 +350,25 @@ void add_tasks(const Scenario& scenario, Program& program) {
       piece.tasks.push_back(std::move(outer.outer[f]));
       if (late) piece.tasks.push_back(std::move(outer.exchange[f]));
     }
+    if (options.gap_norms) piece.tasks.push_back(std::move(outer.first_step));
     if (begins) piece.tasks.push_back(std::move(outer.begin));
   }
   std::uint16_t block = 0;
   for (std::int64_t f = 0; f < options.fragments; ++f) {
-    const auto exchange = static_cast<std::uint16_t>(program.tasks.size() + 2);
-    program.tasks.push_back({.name = "local steps", .repeats = options.steps / options.fragments});
+    std::int64_t steps = options.steps / options.fragments;
+    if (options.gap_norms) {  // its block is behind the others
+      program.tasks.push_back({.name = "local steps"});
+      program.tasks.push_back({.name = "norm of the first step", .block = 3});
+      --steps;
+    }
+    if (steps > 0) program.tasks.push_back({.name = "local steps", .repeats = steps});
+    const auto exchange = static_cast<std::uint16_t>(program.tasks.size() + 1);
     program.tasks.push_back({.name = "outer update", .block = ++block});
     if (!late) continue;
     program.tasks.back().after = {{.task = exchange, .lag = 1}};
     program.tasks.push_back({.name = "exchange", .block = ++block, .beside = true});
   }
-  if (begins) program.begin = ++block;
+  if (begins) program.begin = static_cast<std::uint16_t>(program.pieces.front().tasks.size());
 }
 
 void disable(Plan& plan) { plan.local = {}; }

@@ -124,6 +124,33 @@ TEST(CollectiveBytes, HierarchicalSendsEachByteOverTheNicsOncePerNodePair) {
   }
 }
 
+// One NIC of each node carries all of it, one ring edge long; within the node a chain from the first rank.
+TEST(CollectiveBytes, FirstRanksSendOverOneNicOfTheirNode) {
+  const Cluster cluster = dgx_a100(8);
+  const CollectiveModel m = model_of(cluster);
+  const double s = 256 * kMiB, r = 8;
+  for (const std::int64_t nodes : {2, 4, 8}) {
+    const double q = static_cast<double>(nodes - 1) / static_cast<double>(nodes);
+    const CollectiveCost all =
+        m.cost(OpKind::all_reduce, s, whole_nodes(nodes), Algorithm::first_ranks, Protocol::simple);
+    EXPECT_EQ(all.algorithm, Algorithm::first_ranks);
+    EXPECT_DOUBLE_EQ(all.inter_bytes, 2 * q * s);
+    EXPECT_DOUBLE_EQ(all.intra_bytes, (r - 1) / r * s);
+    EXPECT_DOUBLE_EQ(all.seconds, all.latency_seconds + all.intra_seconds + all.inter_seconds);
+    // As long as a ring over one rank of each node, and then a broadcast.
+    const CollectiveCost ring = m.cost(OpKind::all_reduce, s, {.ranks = nodes, .nodes = nodes}, Algorithm::ring,
+                                       Protocol::simple),
+                         chain = m.cost(OpKind::broadcast, s, in_node(8), Algorithm::ring, Protocol::simple);
+    EXPECT_DOUBLE_EQ(all.inter_seconds, ring.inter_seconds);
+    EXPECT_DOUBLE_EQ(all.intra_seconds, chain.intra_seconds);
+    EXPECT_NEAR(all.seconds, ring.seconds + chain.seconds, 1e-9 * all.seconds);
+    EXPECT_NEAR(
+        all.base_seconds + 7 * all.intra_step_seconds + 2 * static_cast<double>(nodes - 1) * all.inter_step_seconds,
+        all.latency_seconds, 1e-12);
+  }
+  EXPECT_EQ(m.cost(OpKind::all_reduce, s, in_node(8), Algorithm::first_ranks).algorithm, Algorithm::ring);
+}
+
 // Sends of NCCL's double binary tree, from its construction (Sanders et al. 2009; NCCL src/graph/trees.cc): in the
 // first tree, the children of a node with lowest set bit b are those b / 2 away; the second is the mirror (shift, for
 // odd counts) of the first. Each tree carries half the message up and down.
@@ -831,11 +858,12 @@ TEST(CollectiveChoice, AutomaticIsTheFastestLegalPairOfThoseThatNcclHas) {
 }
 
 TEST(CollectiveChoice, EveryAlgorithmHasItsName) {
-  constexpr const char* names[] = {"automatic",          "ring",  "tree", "hierarchical", "nvls", "halving_doubling",
-                                   "bidirectional_ring", "direct"};
-  constexpr Algorithm algorithms[] = {Algorithm::automatic,          Algorithm::ring,  Algorithm::tree,
-                                      Algorithm::hierarchical,       Algorithm::nvls,  Algorithm::halving_doubling,
-                                      Algorithm::bidirectional_ring, Algorithm::direct};
+  constexpr const char* names[] = {"automatic",          "ring",   "tree",
+                                   "hierarchical",       "nvls",   "halving_doubling",
+                                   "bidirectional_ring", "direct", "first_ranks"};
+  constexpr Algorithm algorithms[] = {Algorithm::automatic,          Algorithm::ring,   Algorithm::tree,
+                                      Algorithm::hierarchical,       Algorithm::nvls,   Algorithm::halving_doubling,
+                                      Algorithm::bidirectional_ring, Algorithm::direct, Algorithm::first_ranks};
   for (std::size_t i = 0; i < std::size(names); ++i) EXPECT_STREQ(name_of(algorithms[i]), names[i]);
 }
 

@@ -809,6 +809,32 @@ TEST(Hierarchical, UnevenNodesSendAndGetWhatTheyMust) {
   for (std::size_t m = 8; m < 11; ++m) EXPECT_NEAR(reduce.nic_out[m], 1.5 / 3, 1e-9);
 }
 
+// --- First ranks
+// ----------------------------------------------------------------------------------------------------
+
+// A ring over the first members of the nodes; then each member gets all bytes once, from a chain that the first begins.
+TEST(FirstRanks, OneNicOfANodeSendsAndOthersReceiveFromIt) {
+  for (const bool mesh : {false, true})
+    for (const bool both : {false, true})
+      for (Group g : {even(4, 8), even(2, 5), uneven({8, 3, 5, 1})}) {
+        g.full_mesh = mesh, g.both_directions = both;
+        const FlowGraph graph = flows(OpKind::all_reduce, Algorithm::first_ranks, g);
+        const std::string what = describe(OpKind::all_reduce, Algorithm::first_ranks, g);
+        EXPECT_EQ(graph.phases, 2) << what;
+        const Loads l = loads_of(graph, g);
+        const double edge = 2 * (g.nodes() - 1.0) / g.nodes();
+        for (int m = 0; m < g.size(); ++m) {
+          const bool first = m == 0 || g.node(m) != g.node(m - 1);
+          const auto i = static_cast<std::size_t>(m);
+          EXPECT_NEAR(l.nic_out[i], first ? edge : 0, 1e-9) << what;
+          EXPECT_NEAR(l.nic_in[i], first ? edge : 0, 1e-9) << what;
+          EXPECT_NEAR(l.in[i], first ? 0 : 1, 1e-9) << what;
+        }
+        for (const FlowEdge& e : graph.edges)
+          EXPECT_EQ(g.node(e.from.member) != g.node(e.to.member), e.phase == 0) << what;
+      }
+}
+
 // --- All-to-all
 // -------------------------------------------------------------------------------------------------------
 

@@ -791,6 +791,23 @@ TEST(Check, CopiesPassOnWhatIsOwed) {
   }
 }
 
+// A quotient is linear in what is divided, not in what divides.
+TEST(Check, OnlyWhatIsDividedMayOweASum) {
+  for (const bool divided : {true, false}) {
+    Small s;
+    const TensorId partial = s.owed("partial"), x = s.input("x", {{4, Axis::batch}, {6, Axis::hidden}}),
+                   y = s.tensor("y", {{4, Axis::batch}, {6, Axis::hidden}}),
+                   sum = s.tensor("sum", {{4, Axis::batch}, {6, Axis::hidden}});
+    s.op(OpKind::multiply, {divided ? partial : x, divided ? x : partial}, {y}).divides = true;
+    s.collective(OpKind::all_reduce, s.tp(), y, sum);
+    s.piece().output = sum;
+    if (divided)
+      expect_proven(s);
+    else
+      EXPECT_THAT(check(s.program), testing::Contains(Field("rule", &Violation::rule, Rule::owed_refused)));
+  }
+}
+
 TEST(Check, SlotsAreDividedAsTokensAre) {
   for (const bool good : {true, false}) {
     Small s;
@@ -1144,6 +1161,34 @@ TEST(Check, WorkersOweNoSumToEachOther) {
   bad.mean(1, bad.workers());
   bad.piece().update.ops[0].group = bad.dp() | bad.workers();
   expect_breaks(Rule::reduces, bad, "worker");
+}
+
+// Ranks of a worker may take part in a mean of what they have alike, not of parts.
+TEST(Check, AMeanMayTakeInWhatRanksOfAWorkerHaveAlike) {
+  Workers good;
+  good.mean(1, good.workers() | good.dp());
+  expect_proven(good);
+  Workers parts;
+  for (const TensorId id : {parts.parameters, parts.average}) parts.piece().tensors[id].over[0].append(parts.dp());
+  parts.mean(1, parts.workers() | parts.dp());
+  EXPECT_THAT(check(parts.program), testing::Contains(Field("rule", &Violation::rule, Rule::common_to_workers)));
+}
+
+// The norm of a buffer that lies as parameters do is of all that hold other parts of it.
+TEST(Check, TheNormOfAnotherBufferIsOfAllParts) {
+  for (const bool good : {true, false}) {
+    Workers w;
+    w.piece().tensors[w.piece().parameters[0].parameter].over[0].append(w.tp());  // each rank has other parameters
+    w.piece().tensors[w.piece().parameters[0].gradient].over[0].append(w.tp());
+    w.piece().tensors[w.piece().backward.ops[0].reads[0]].over[1].append(w.tp());
+    w.mean(1, w.workers());
+    const TensorId local = w.tensor("local", {{1}}, Category::workspace),
+                   all = w.tensor("all", {{1}}, Category::workspace);
+    w.program.tasks.push_back({.name = "norm", .block = 2});
+    w.in_task(2, OpKind::gradient_norm, w.average, local);
+    if (good) w.in_task(2, OpKind::all_reduce, local, all, w.tp());
+    good ? expect_proven(w) : expect_breaks(Rule::norm_of_all, w, R"(the norm "local" still owes the sum over tp)");
+  }
 }
 
 TEST(Check, WhatAllWorkersHaveAlikeComesFromTheirMean) {

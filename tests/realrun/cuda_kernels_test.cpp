@@ -484,6 +484,9 @@ TEST(CudaElementwise, SumsProductsAndCastsAreTheCpus) {
       expect_as_cpu(op_of(add), {a, kAbsent, positions}, poisoned({t}));
       expect_as_cpu(op_of(add), {a, b}, poisoned({t}));
       expect_as_cpu(op_of(multiply), {a, b}, poisoned({t}));
+      Op divide = op_of(multiply);
+      divide.divides = true;
+      expect_as_cpu(divide, {a, b}, poisoned({t}));
       for (const Dtype to : kDtypes) {
         Tensor other = t;
         other.dtype = to;
@@ -766,6 +769,9 @@ TEST(CudaMultiply, ByOneNumberOfARowIsTheCpus) {
     for (const std::int64_t width : {1, 7, 24, 1040}) {
       const Tensor rows = shaped({{5}, {3}, {width}}, dtype), column = shaped({{5}, {3}, {1}}, Dtype::fp32);
       expect_as_cpu(op_of(multiply), {normal(rows, 1), normal(column, 2)}, poisoned({rows}));
+      Op divide = op_of(multiply);
+      divide.divides = true;
+      expect_as_cpu(divide, {normal(rows, 1), normal(column, 2)}, poisoned({rows}));
       expect_as_cpu(op_of(multiply), {normal(rows, 1), normal(rows, 2)}, poisoned({column}), {}, 4);
     }
 }
@@ -840,6 +846,8 @@ TEST(CudaOptimizer, UpdatesAreTheCpusWhateverTheStatesAreStoredIn) {
           reads.resize(3);
           reads.push_back(square);
           expect_as_cpu(scaling(sgd, true), reads, poisoned(results), context);
+          own.divides = true;  // by one plus a norm
+          expect_as_cpu(own, reads, poisoned(results), context);
         }
       }
 }

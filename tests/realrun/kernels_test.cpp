@@ -766,6 +766,14 @@ KERNEL_TEST(MultiplyKernel, DerivativesAreSlopes) {
             (Values{2, 4, 6, 12, 15, 18}));
 }
 
+KERNEL_TEST(MultiplyKernel, DividesByElementOrByOneNumberOfARow) {
+  Op divide = op_of(multiply);
+  divide.divides = true;
+  const Operand a{plain({{2}, {3}}), {1, 2, 3, 4, 5, 6}};
+  EXPECT_EQ(call(divide, {a, {a.tensor, {2, 2, 2, 4, -4, 4}}}, {a.tensor})[0], (Values{0.5, 1, 1.5, 1, -1.25, 1.5}));
+  EXPECT_EQ(call(divide, {a, {plain({{2}, {1}}), {2, 8}}}, {a.tensor})[0], (Values{0.5, 1, 1.5, 0.5, 0.625, 0.75}));
+}
+
 KERNEL_TEST(CastKernel, RoundsToBf16OnRequest) {
   Tensor narrow = plain({{5}});
   narrow.dtype = Dtype::bf16;
@@ -1067,6 +1075,20 @@ KERNEL_TEST(SgdKernel, OfItsOwnRateTakesNoneOfTheRuns) {
         EXPECT_NEAR(t.state[3], v, 1e-6);
       }
     }
+}
+
+// CO2's penalty: an sgd of its own rate divides its gradient by one plus rate times norm.
+KERNEL_TEST(SgdKernel, DividesByOnePlusANorm) {
+  Op op = op_of(sgd);
+  op.learning_rate = 0.5, op.momentum = 0, op.divides = true;
+  const Tensor t = plain({{2}});
+  for (const auto& [square, penalty] : {std::pair(16.0f, 3.0f), {0.0f, 1.0f}, {std::nanf(""), 1.0f}}) {
+    const std::vector<Values> out =
+        call(op, {{t, {3, -6}}, {t, {1, 1}}, {t, {0, 0}}, {plain({{1}}), {square}}}, {t, t, t});
+    EXPECT_FLOAT_EQ(out[0][0], 1 - 0.5f * 3 / penalty) << square;
+    EXPECT_FLOAT_EQ(out[0][1], 1 + 0.5f * 6 / penalty) << square;
+    EXPECT_FLOAT_EQ(out[2][1], -6 / penalty) << square;
+  }
 }
 
 KERNEL_TEST(SubtractKernel, TakesTheSecondFromTheFirst) {

@@ -163,6 +163,27 @@ TEST_F(OuterSteps, OfCo2) {
   EXPECT_LT(distance(clipped, expected, x0), kRounding);
 }
 
+// CO2's penalty by norms: the third outer update, the first with a momentum, divides its mean displacement by one plus
+// how many first local steps the last outer step was long. That step was d1; the first local steps begin at x1.
+TEST_F(OuterSteps, OfCo2WithAPenaltyByNorms) {
+  const std::string late = R"("outer_optimizer": "momentum", "outer_delay": 1, "outer_momentum": 0.5, )"
+                           R"("outer_learning_rate": 0.8, "outer_gap_norms": true)";
+  EXPECT_EQ(with(late, 2), x0);
+  const Values anchor = combine(1, x0, -0.8, d1);
+  EXPECT_LT(distance(with(late, 4), anchor, x0), kRounding);
+  const auto square_of = [](const Values& v) {
+    double sum = 0;
+    for (const double x : v) sum += x * x;
+    return sum;
+  };
+  double first = 0;  // mean over the workers
+  for (std::size_t w = 0; w < 4; ++w)
+    first += square_of(combine(1, anchor, -1, copy_of(tiny("{" + workers + ", " + late + "}"), w, steps(5)))) / 4;
+  const double penalty = 1 + 0.8 * std::sqrt(square_of(d1) / first);
+  EXPECT_GT(penalty, 1.5);
+  EXPECT_LT(distance(with(late, 6), combine(1, anchor, -0.8 * (0.5 + 1 / penalty), d1), x0), kRounding);
+}
+
 // Fragments that are agreed on in turn: after a whole iteration each has been averaged once, at its own time.
 TEST_F(OuterSteps, OfFragmentsInTurn) {
   const std::string halves = R"("outer_fragments": 2, "outer_optimizer": "nesterov", "outer_momentum": 0, )";
@@ -226,9 +247,10 @@ TEST(Workers, AreTheSameInEveryLayout) {
   for (const std::string outer :
        {R"("outer_optimizer": "average")", R"("outer_optimizer": "nesterov", "outer_learning_rate": 0.7)",
         R"("outer_optimizer": "momentum", "outer_delay": 1, "outer_momentum": 0.5)",
+        R"("outer_optimizer": "momentum", "outer_delay": 1, "outer_momentum": 0.5, "outer_gap_norms": true)",
         R"("outer_optimizer": "pull", "outer_delay": 1, "outer_learning_rate": 0.6)"}) {
     const auto run = [&](const std::string& layout, const std::string& patch = "{}") {
-      return parameters(tiny("{" + adam + ", " + outer + ", " + layout + "}", patch), steps(5, 0.01));
+      return parameters(tiny("{" + adam + ", " + outer + ", " + layout + "}", patch), steps(6, 0.01));
     };
     const Values begin = begin_of(tiny("{}")), expected = run(R"("data_parallel": 2)");
     for (const char* layout :
@@ -241,6 +263,27 @@ TEST(Workers, AreTheSameInEveryLayout) {
           R"("data_parallel": 4, "context_parallel": 2, "zero_stage": 1)",
           R"("data_parallel": 4, "zero_stage": 3, "mesh_order": "dp-tp-cp-pp", "tensor_parallel": 2)"})
       EXPECT_LT(distance(run(layout), expected, begin), kRounding) << outer << " " << layout;
+  }
+}
+
+// If the first rank of each node takes the mean for all, the numbers are the same.
+TEST(Workers, AreTheSameIfFirstRanksExchange) {
+  const std::string adam = R"("optimizer": "adamw", "clip_grad": 1, "local_steps": 2)";
+  for (const std::string outer :
+       {R"("outer_optimizer": "average")", R"("outer_optimizer": "momentum", "outer_delay": 1, "outer_momentum": 0.5)",
+        R"("outer_optimizer": "nesterov", "outer_learning_rate": 0.7)",
+        R"("outer_optimizer": "pull", "outer_delay": 1, "outer_learning_rate": 0.6)"}) {
+    const auto run = [&](const std::string& layout, const std::string& patch = "{}") {
+      return parameters(tiny("{" + adam + ", " + outer + ", " + layout + "}", patch), steps(5, 0.01));
+    };
+    const Values begin = begin_of(tiny("{}")), expected = run(R"("data_parallel": 2, "local_workers": 2)");
+    for (const char* layout : {R"("data_parallel": 8)", R"("data_parallel": 4, "tensor_parallel": 2)",
+                               R"("data_parallel": 4, "context_parallel": 2)"})
+      EXPECT_LT(distance(run(std::string(layout) + R"(, "outer_exchange": "first_ranks")",
+                             R"({"cluster": {"node": "v100-sxm2-4"}})"),
+                         expected, begin),
+                kRounding)
+          << outer << " " << layout;
   }
 }
 
@@ -322,14 +365,94 @@ TEST(OneBitAdam, ErrorsAreMadeUpFor) {
   EXPECT_LT(apart(40), 0.5);
 }
 
+// 0/1 Adam behind its frozen variance, which is one here.
+class ZeroOneAdamSteps : public testing::Test {
+ protected:
+  static constexpr const char* kExact = R"("compression_group_size": 1, "local_steps": )";  // signs lose nothing
+  static Scenario agreeing(const std::string& plan) {
+    return tiny(R"({"optimizer": "adamw", "clip_grad": 0, "gradient_compression": "zero_one_adam", )" + plan + "}");
+  }
+  static ExecutionOptions undecayed(std::int64_t count, double learning_rate) {
+    ExecutionOptions options = steps(count, learning_rate);
+    options.weight_decay = 0;
+    options.momentum = 0.9;
+    return options;
+  }
+  const Values begin = begin_of(tiny("{}"));
+};
+
+// If workers agree after every step, what remains is SGD on the mean gradient with Adam's momentum.
+TEST_F(ZeroOneAdamSteps, AfterEachStepIsMomentumOnTheSum) {
+  const Values expected = parameters(tiny(R"({"optimizer": "sgd_momentum"})"), undecayed(4, 0.005));
+  for (const char* layout :
+       {"", R"(, "local_workers": 2)", R"(, "tensor_parallel": 2, "sequence_parallel": true)",
+        R"(, "pipeline_parallel": 2)", R"(, "framework": "deepspeed")", R"(, "precision": "bf16")"})
+    EXPECT_LT(distance(parameters(agreeing(kExact + std::string("1") + layout), undecayed(4, 0.05)), expected, begin),
+              kRounding)
+        << layout;
+}
+
+// Workers take steps by themselves, and end where these have led on average. The weights decay in these steps only.
+TEST_F(ZeroOneAdamSteps, AgreesOnTheMeanOfWhereWorkersAre) {
+  const Scenario never = agreeing(kExact + std::string("10")), momentum = tiny(R"({"optimizer": "sgd_momentum",
+      "local_steps": 10, "local_workers": 4})");
+  for (const std::size_t worker : {0u, 3u})
+    EXPECT_LT(
+        distance(copy_of(never, worker, undecayed(3, 0.05)), copy_of(momentum, worker, undecayed(3, 0.005)), begin),
+        kRounding);
+  ExecutionOptions options = undecayed(3, 0.05);
+  options.weight_decay = 0.01;
+  Values mean(begin.size());
+  for (std::size_t worker = 0; worker < 4; ++worker) mean = combine(1, mean, 0.25, copy_of(never, worker, options));
+  EXPECT_LT(distance(parameters(agreeing(kExact + std::string("3")), options), mean, begin), kRounding);
+}
+
+// A serial program of all workers, for steps so small that each worker's gradients stay as they are: after each
+// agreement all go on with the mean of what has moved them.
+TEST_F(ZeroOneAdamSteps, IsTheSerialAlgorithm) {
+  constexpr std::size_t kWorkers = 4, kSteps = 3;
+  constexpr double kRate = 1e-3, kDecay = 1e-3;
+  const Scenario never = tiny(R"({"local_steps": 10, "local_workers": 4})");
+  std::vector<Values> gradients;
+  for (std::size_t w = 0; w < kWorkers; ++w)
+    gradients.push_back(combine(1 / kRate, begin, -1 / kRate, copy_of(never, w, steps(1, kRate))));
+  Values anchor = begin, momentum(begin.size());
+  for (int iteration = 0; iteration < 3; ++iteration) {
+    Values sum(begin.size());
+    for (std::size_t w = 0; w < kWorkers; ++w) {
+      Values x = anchor, m = momentum;
+      for (std::size_t step = 0; step < kSteps; ++step) {
+        m = combine(0.9, m, 0.1, gradients[w]);
+        x = combine(1 - kRate * kDecay, x, -kRate, m);
+      }
+      sum = combine(1, sum, 1.0 / kWorkers, combine(1, anchor, -1, x));
+    }
+    anchor = combine(1, anchor, -1, sum);
+    momentum = combine(1 / (kSteps * kRate), sum, 0, sum);
+  }
+  ExecutionOptions options = undecayed(9, kRate);
+  options.weight_decay = kDecay;
+  EXPECT_LT(distance(parameters(agreeing(kExact + std::string("3")), options), anchor, begin), 0.01);
+}
+
+// With one scale for many numbers, errors make up for what signs lose, as 1-bit Adam's do.
+TEST_F(ZeroOneAdamSteps, ErrorsAreMadeUpFor) {
+  const auto apart = [&](std::int64_t count) {
+    return distance(parameters(agreeing(R"("local_steps": 2)"), undecayed(count, 1e-3)),
+                    parameters(agreeing(kExact + std::string("2")), undecayed(count, 1e-3)), begin);
+  };
+  EXPECT_GT(apart(6), 0.5);
+  EXPECT_LT(apart(80), 0.5);
+}
+
 // Whatever codes lose, ranks lose the same of what they hold in common: weights of norms and biases under tensor
 // parallelism, tied embeddings on two stages.
 TEST(CompressedGradients, WhatRanksHoldInCommonStaysEqual) {
   // The head has other matrices, too: those of the pooler.
   const std::string few =
       R"({"model": {"kind": "encoder", "token_types": 2, "pooler": true}, "workload": {"sequence_length": 8}})";
-  for (const char* method :
-       {R"("onebit_adam")", R"("powersgd")", R"("topk", "compression_group_size": 40, "compression_kept": 3)"})
+  for (const char* method : {R"("onebit_adam")", R"("zero_one_adam", "local_steps": 2)", R"("powersgd")",
+                             R"("topk", "compression_group_size": 40, "compression_kept": 3)"})
     for (const char* layout : {R"("tensor_parallel": 2, "sequence_parallel": true)", R"("pipeline_parallel": 2)",
                                R"("tensor_parallel": 2, "pipeline_parallel": 2)"}) {
       const Scenario scenario =

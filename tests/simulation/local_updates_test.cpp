@@ -163,6 +163,45 @@ TEST(LocalUpdateTimes, BothEnginesAgree) {
       }
 }
 
+// Steps of 0/1 Adam, and what workers agree on behind them.
+TEST(LocalUpdateTimes, BothEnginesAgreeOnZeroOneAdam) {
+  if (!built_with_simgrid()) GTEST_SKIP() << "built without SimGrid";
+  for (const std::int64_t tau : {1, 16}) {
+    const Scenario scenario = over(10, tau, R"({"gradient_compression": "zero_one_adam", "outer_optimizer": "average",
+        "outer_delay": 0, "outer_dtype": "fp32", "optimizer": "adam"})");
+    const Report closed = report_of(scenario), events = report_of(scenario, Engine::des);
+    ASSERT_EQ(closed.tasks.size(), 2u);
+    EXPECT_NEAR(closed.iteration_seconds, static_cast<double>(tau) * closed.tasks[0].seconds + closed.tasks[1].seconds,
+                1e-9 * closed.iteration_seconds);
+    EXPECT_NEAR(closed.step_seconds / events.step_seconds, 1, 0.03) << tau;
+  }
+}
+
+// Norms for CO2's penalty, after the first local step and before the outer update, cost little; both engines say so.
+TEST(LocalUpdateTimes, APenaltyByNormsIsCheap) {
+  const Report norms = report_of(over(10, 8, R"({"outer_gap_norms": true})")), constant = report_of(over(10, 8));
+  ASSERT_EQ(norms.tasks.size(), constant.tasks.size() + 2);
+  EXPECT_GT(norms.iteration_seconds, constant.iteration_seconds);
+  EXPECT_LT(norms.iteration_seconds, 1.02 * constant.iteration_seconds);
+  if (!built_with_simgrid()) GTEST_SKIP() << "built without SimGrid";
+  const Report events = report_of(over(10, 8, R"({"outer_gap_norms": true})"), Engine::des);
+  EXPECT_NEAR(norms.step_seconds / events.step_seconds, 1, 0.03);
+}
+
+// One NIC of eight carries the exchange: it takes about eight times as long, and both engines say so.
+TEST(LocalUpdateTimes, FirstRanksUseOneNicOfTheirNode) {
+  const json plan =
+      json::parse(R"({"outer_exchange": "first_ranks", "outer_dtype": "fp32", "overlap_grad_reduce": false})");
+  for (const std::int64_t tau : {1, 16}) {
+    const Scenario scenario = over(8 * 200, tau, plan.dump());  // eight NICs
+    const Report closed = report_of(scenario), all = report_of(over(8 * 200, tau, R"({"outer_dtype": "fp32"})"));
+    EXPECT_GT(closed.tasks.back().seconds, 4 * all.tasks.back().seconds);
+    EXPECT_LT(closed.tasks.back().seconds, 10 * all.tasks.back().seconds);
+    if (!built_with_simgrid()) continue;
+    EXPECT_NEAR(closed.step_seconds / report_of(scenario, Engine::des).step_seconds, 1, 0.03) << tau;
+  }
+}
+
 // What stages send each other, and their sums of a table that they share, take links from an exchange that lasts
 // several steps. Messages between stages are longer than slots here.
 TEST(LocalUpdateTimes, BothEnginesAgreeOnPipelinesOverNodes) {

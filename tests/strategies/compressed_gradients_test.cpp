@@ -66,6 +66,65 @@ TEST(OneBitAdam, CopiesGradientsAsAdamDoes) {
   EXPECT_EQ(with, copies(s));
 }
 
+Scenario zero_one(std::int64_t steps) {
+  Scenario s = onebit();
+  s.plan.compressed.method = compressed_gradients::Method::zero_one_adam;
+  s.plan.local.steps = steps;
+  return s;
+}
+
+// What 1-bit Adam sends in every step, 0/1 Adam sends once in an iteration.
+TEST(ZeroOneAdam, SendsOnceAnIterationWhatOneBitAdamSends) {
+  const auto sent = [](const Program& p, const Piece& piece, const Block& block) {
+    std::vector<std::int64_t> bytes;
+    for (const Op& op : block.ops)
+      if (op.group.meets(p.mesh.group(MeshAxis::worker))) {
+        EXPECT_EQ(p.mesh.size(op.group), 32);
+        bytes.push_back(piece.tensors[op.reads[0]].bytes());
+      }
+    return bytes;
+  };
+  const Program every = proven(onebit()), some = proven(zero_one(16));
+  ASSERT_EQ(some.tasks.size(), 2u);
+  EXPECT_EQ(steps_of_iteration(some), 16);
+  for (std::size_t i = 0; i < some.pieces.size(); ++i) {
+    const Piece& piece = some.pieces[i];
+    EXPECT_EQ(sent(some, piece, piece.tasks[0]), sent(every, every.pieces[i], every.pieces[i].update));
+    EXPECT_THAT(sent(some, piece, piece.tasks[0]), testing::Not(testing::IsEmpty()));
+    for (const Block* block : {&piece.forward, &piece.backward, &piece.update})
+      EXPECT_THAT(sent(some, piece, *block), testing::IsEmpty());
+  }
+}
+
+// An anchor and two errors beside Adam's states: DeepSpeed's momentum_accumulator, worker_error and server_error.
+TEST(ZeroOneAdam, KeepsAnAnchorAndTwoErrors) {
+  const auto states = [](const Scenario& s) {
+    return piece_memory(piece_named(proven(s), "layer"), 1).resident.of(Place::device, Category::optimizer_state);
+  };
+  Scenario plain = onebit();
+  plain.plan.compressed = {};
+  const double adam = states(plain), numbers = adam / 12;
+  EXPECT_NEAR((states(zero_one(4)) - adam) / (4 * numbers * (2 + 1.0 / 32)), 1, 1e-3);
+}
+
+TEST(ZeroOneAdam, WhatItDoesNotGoWithIsRefused) {
+  const auto refused = [](auto change) {
+    Scenario s = zero_one(4);
+    change(s.plan);
+    return refusal_of(s);
+  };
+  EXPECT_EQ(refused([](Plan&) {}), "nothing");
+  EXPECT_THAT(refused([](Plan& plan) { plan.local.steps = 0; }),
+              HasSubstr("/plan/local_steps: found 0, expected 1 or more with gradient_compression \"zero_one_adam\""));
+  EXPECT_THAT(refused([](Plan& plan) { plan.local.optimizer = local_updates::OuterOptimizer::nesterov; }),
+              HasSubstr("/plan/outer_optimizer: found \"nesterov\", expected \"average\" with gradient_compression"));
+  EXPECT_THAT(refused([](Plan& plan) { plan.local.fragments = 2; }), HasSubstr("/plan/outer_fragments"));
+  EXPECT_THAT(refused([](Plan& plan) { plan.data.zero_stage = 1; }), HasSubstr("above zero_stage 0"));
+  EXPECT_THAT(refused([](Plan& plan) { plan.optimizer.rule = optimizer::Rule::sgd; }), HasSubstr("adam or adamw"));
+  EXPECT_THAT(refused([](Plan& plan) { plan.compressed.method = compressed_gradients::Method::powersgd; }),
+              HasSubstr("both say what workers agree on"));
+}
+
 Scenario of_rank(std::int64_t rank) {
   Scenario s = onebit();
   s.plan.compressed = {.method = compressed_gradients::Method::powersgd, .matrix_rank = rank};

@@ -127,6 +127,97 @@ TEST(LocalUpdates, OuterStatesAreDividedOverAWorker) {
   }
 }
 
+// CO2's released way: the first rank of each node takes the mean of the whole copy, over one NIC. Every rank keeps all
+// outer states, and what is under way.
+TEST(LocalUpdates, FirstRanksOfNodesExchangeWholeCopies) {
+  for (const auto& [optimizer, delay] : {std::pair(OuterOptimizer::average, 0), std::pair(OuterOptimizer::momentum, 1),
+                                         std::pair(OuterOptimizer::pull, 1)}) {
+    Scenario s = four_nodes(optimizer, delay);
+    const double parts = device_bytes(piece_memory(piece_named(proven(s), "layer"), 1).resident);
+    s.plan.local.exchange = local_updates::Exchange::first_ranks;
+    const Program p = proven(s);
+    const Piece& layer = piece_named(p, "layer");
+    const Means means = means_of(p, layer);
+    EXPECT_EQ(means.ranks, 32);
+    EXPECT_EQ(means.bytes, 4 * elements(layer));
+    for (const Block& block : layer.tasks)
+      for (const Op& op : block.ops)
+        EXPECT_EQ(op.algorithm == CollectiveAlgorithm::first_ranks, is_communication(op.kind)) << op.name;
+    const double copies = optimizer == OuterOptimizer::average ? 0 : optimizer == OuterOptimizer::pull ? 2 : 4;
+    EXPECT_NEAR(device_bytes(piece_memory(layer, 1).resident) - parts, copies * 4 * elements(layer) * 7 / 8,
+                1e-3 * 4 * elements(layer));
+  }
+}
+
+TEST(LocalUpdates, FirstRanksExchangeOnlyWhereNodesAreWorkers) {
+  const auto refused = [](auto change) {
+    Scenario s = four_nodes(OuterOptimizer::momentum, 1);
+    s.plan.local.exchange = local_updates::Exchange::first_ranks;
+    change(s);
+    return refusal_of(s);
+  };
+  EXPECT_EQ(refused([](Scenario&) {}), "nothing");
+  EXPECT_THAT(
+      refused([](Scenario& s) { s.plan.local.workers = 8; }),
+      HasSubstr("/plan/outer_exchange: found \"first_ranks\", expected \"all_ranks\" unless each node is a worker"));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.local.workers = 2; }), HasSubstr("unless each node is a worker"));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.data.zero_stage = 1; }), HasSubstr("above zero_stage 0"));
+  EXPECT_THAT(refused([](Scenario& s) {
+                s.plan.local.delay = 0;
+                s.plan.local.dtype = local_updates::OuterDtype::int8;
+              }),
+              HasSubstr("with codes on the wire"));
+  EXPECT_THAT(
+      refused([](Scenario& s) { s.model = scenario_of("mixtral-8x7b", "dgx-a100", 4).model; }),
+      HasSubstr("/plan/outer_exchange: found \"first_ranks\", expected \"all_ranks\" for a model with experts"));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.local.steps = 0; }), HasSubstr("without local_steps"));
+}
+
+// CO2's penalty: each of two norms is one number, summed over all that hold different parameters, one of them averaged
+// over the workers. A state of one number is kept.
+TEST(LocalUpdates, APenaltyByNormsSendsSingleNumbers) {
+  for (const std::int64_t stage : {0, 1, 3})
+    for (const std::int64_t steps : {1, 6}) {
+      Scenario s = four_nodes(OuterOptimizer::momentum, 1, stage);
+      s.plan.local.steps = steps;
+      const Program constant = proven(s);
+      s.plan.local.gap_norms = true;
+      const Program p = proven(s);
+      EXPECT_EQ(steps_of_iteration(p), steps);
+      EXPECT_EQ(p.tasks.size(), constant.tasks.size() + (steps > 1 ? 2 : 1));
+      const Piece& layer = piece_named(p, "layer");
+      std::vector<std::int64_t> summed, averaged;
+      for (const Block& block : layer.tasks)
+        for (const Op& op : block.ops)
+          if (op.kind == OpKind::all_reduce && layer.tensors[op.reads[0]].elements() == 1)
+            (op.reduction == Reduction::mean ? averaged : summed).push_back(p.mesh.size(op.group));
+      EXPECT_THAT(summed, testing::ElementsAre(8, 8)) << stage;
+      EXPECT_THAT(averaged, testing::ElementsAre(4)) << stage;
+      EXPECT_EQ(means_of(p, layer).bytes - 4, means_of(constant, piece_named(constant, "layer")).bytes);
+      EXPECT_NEAR(device_bytes(piece_memory(layer, 1).resident),
+                  device_bytes(piece_memory(piece_named(constant, "layer"), 1).resident) + 4, 600);
+    }
+}
+
+TEST(LocalUpdates, APenaltyByNormsIsCo2s) {
+  const auto refused = [](auto change) {
+    Scenario s = four_nodes(OuterOptimizer::momentum, 1);
+    s.plan.local.gap_norms = true;
+    change(s);
+    return refusal_of(s);
+  };
+  EXPECT_EQ(refused([](Scenario&) {}), "nothing");
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.local.delay = 0; }),
+              HasSubstr("/plan/outer_gap_norms: found true, expected false unless outer_optimizer is \"momentum\""));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.local.optimizer = OuterOptimizer::nesterov; }),
+              HasSubstr("/plan/outer_gap_norms"));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.local.gap_penalty = 2; }),
+              HasSubstr("/plan/outer_gap_penalty: found 2, expected 1 with outer_gap_norms"));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.local.fragments = 2; }), HasSubstr("/plan/outer_fragments"));
+  EXPECT_THAT(refused([](Scenario& s) { s.model = scenario_of("mixtral-8x7b", "dgx-a100", 4).model; }),
+              HasSubstr("/plan/outer_gap_norms: found true, expected false for a model with experts"));
+}
+
 TEST(LocalUpdates, WithoutThemNothingChanges) {
   Scenario with = four_nodes(OuterOptimizer::average, 0);
   with.plan.local = {};

@@ -186,26 +186,26 @@ __global__ void add_kernel(std::int64_t elements, Any a, Any b, Any bias, std::i
 }
 
 template <int kVector>
-__global__ void multiply_kernel(std::int64_t elements, Any a, Any b, Any y) {
+__global__ void multiply_kernel(std::int64_t elements, bool divides, Any a, Any b, Any y) {
   const std::int64_t first = thread_number() * kVector;
   if (first >= elements) return;
   float product[kVector], other[kVector];
   load_vector<kVector>(a, first, product, b, first, other);
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) product[i] *= other[i];
+  for (int i = 0; i < kVector; ++i) product[i] = divides ? product[i] / other[i] : product[i] * other[i];
   store_vector<kVector>(y, first, product);
 }
 
-// Multiplies each row by its own number.
+// Multiplies each row by its own number, or divides it by that.
 template <int kVector>
-__global__ void multiply_rows_kernel(std::int64_t elements, std::int64_t width, Any a, Any b, Any y) {
+__global__ void multiply_rows_kernel(std::int64_t elements, std::int64_t width, bool divides, Any a, Any b, Any y) {
   const std::int64_t first = thread_number() * kVector;
   if (first >= elements) return;
   const float factor = load(b, first / width);
   float product[kVector];
   load_vector<kVector>(a, first, product);
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) product[i] *= factor;
+  for (int i = 0; i < kVector; ++i) product[i] = divides ? product[i] / factor : product[i] * factor;
   store_vector<kVector>(y, first, product);
 }
 
@@ -318,15 +318,16 @@ void multiply(const Call& call) {
   const Any first = call.in(0), second = call.in(1), out = call.out(0);
   switch (multiply_form(call)) {
     case Multiply::rows:
-      ORRERY_LAUNCH_WIDE(call, wide(width, {first, out}), multiply_rows_kernel, Elements{n}, 0, n, width, first, second,
-                         out);
+      ORRERY_LAUNCH_WIDE(call, wide(width, {first, out}), multiply_rows_kernel, Elements{n}, 0, n, width,
+                         call.op.divides, first, second, out);
       break;
     case Multiply::inner_products:
       ORRERY_LAUNCH_WIDE(call, wide(width, {first, second}), multiply_sum_kernel, blocks(elements(call.write(0))),
                          kSumBytes, width, first, second, out);
       break;
     case Multiply::elements:
-      ORRERY_LAUNCH_WIDE(call, wide(n, {first, second, out}), multiply_kernel, Elements{n}, 0, n, first, second, out);
+      ORRERY_LAUNCH_WIDE(call, wide(n, {first, second, out}), multiply_kernel, Elements{n}, 0, n, call.op.divides,
+                         first, second, out);
   }
 }
 

@@ -44,10 +44,11 @@ std::int64_t square_blocks(const Call& call) {
 
 // clipped_factor() (realrun/kernel.h) if there is a norm, else the factor.
 struct Scaling {
-  float factor, limit;
+  float factor, limit, penalty;  // penalty above 0: divide by 1 + penalty x norm, in place of clipping
   const float* square;
   __device__ float operator()() const {
     if (square == nullptr) return factor;
+    if (penalty > 0) return factor / (1 + penalty * (*square > 0 ? sqrtf(*square) : 0));
     const float norm = fabsf(factor) * sqrtf(*square);
     return factor * fminf(1, limit / (norm + static_cast<float>(kClippingEpsilon)));
   }
@@ -55,7 +56,9 @@ struct Scaling {
 
 Scaling scaling_of(const Call& call) {
   const Operand* const square = squared_norm(call);
-  return {static_cast<float>(call.op.scale), call.op.clip_limit, square == nullptr ? nullptr : call.singles(*square)};
+  return {static_cast<float>(call.op.scale), call.op.clip_limit,
+          call.op.divides ? static_cast<float>(call.op.learning_rate) : 0,
+          square == nullptr ? nullptr : call.singles(*square)};
 }
 
 template <int kVector>
