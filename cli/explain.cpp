@@ -301,6 +301,12 @@ std::string explain_step(const Simulation& simulation) {
          terms_text(report, [](const TimeTerm&) { return true; });
 }
 
+// Without the unit.
+std::string teraflops_text(double flops_per_second) {
+  const double teraflops = flops_per_second * 1e-12;
+  return teraflops < 1 ? fmt::format("{:.2g}", teraflops) : fmt::format("{:.1f}", teraflops);
+}
+
 std::string explain_mfu(const Simulation& simulation) {
   const Report& r = simulation.report;
   const ModelWork& work = simulation.program->model;
@@ -311,10 +317,10 @@ std::string explain_mfu(const Simulation& simulation) {
                                                 rate_text(work.active_parameters), rate_text(work.parameters))
                                   : "";
   return fmt::format(
-      "MFU: {}\n  = model FLOPs / (step time x devices x peak)\n  = {:.4e} / ({} x {} x {:.1f} TFLOP/s)\n"
+      "MFU: {}\n  = model FLOPs / (step time x devices x peak)\n  = {:.4e} / ({} x {} x {} TFLOP/s)\n"
       "{}\n{}attention counted in full (PaLM, appendix B): {:.4e} FLOPs, {}\n"
       "peak of {} in {}{}: {}\n",
-      percent_text(r.mfu), work.flops_per_step, seconds_text(r.step_seconds), r.devices, peak * 1e-12,
+      percent_text(r.mfu), work.flops_per_step, seconds_text(r.step_seconds), r.devices, teraflops_text(peak),
       flop_convention(), experts, work.flops_per_step_full_attention, percent_text(r.mfu_full_attention),
       simulation.scenario.cluster.device.name, name_of(dtype),
       simulation.scenario.plan.layers.empty() ? "" : ", the fastest that layers compute in",
@@ -325,10 +331,10 @@ std::string explain_hfu(const Simulation& simulation) {
   const Report& r = simulation.report;
   const double per_device = r.mfu > 0 ? r.model_flops_per_second_per_device * r.hfu / r.mfu : 0;
   return fmt::format(
-      "HFU: {}\n  = FLOPs that the devices execute / (step time x devices x peak)\n  = {:.4e} / ({} x {} x {:.1f} "
+      "HFU: {}\n  = FLOPs that the devices execute / (step time x devices x peak)\n  = {:.4e} / ({} x {} x {} "
       "TFLOP/s)\nFLOPs of the model ({:.4e}, see mfu), of recomputation, and of masked pairs that kernels compute\n",
       percent_text(r.hfu), per_device * r.step_seconds * static_cast<double>(r.devices), seconds_text(r.step_seconds),
-      r.devices, r.hfu > 0 ? per_device / r.hfu * 1e-12 : 0, simulation.program->model.flops_per_step);
+      r.devices, teraflops_text(r.hfu > 0 ? per_device / r.hfu : 0), simulation.program->model.flops_per_step);
 }
 
 std::string explain_rates(const Simulation& simulation) {

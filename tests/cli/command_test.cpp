@@ -14,6 +14,7 @@
 #include <sstream>
 
 #include "sim/hardware/presets.h"
+#include "strategies/read_scenario.h"
 #include "tests/report/trace_format.h"
 
 namespace orrery {
@@ -215,12 +216,10 @@ TEST(Simulate, JsonHasThePublicKeysAndTheyAgree) {
 
 TEST(Simulate, RunsEveryBundledScenario) {
   const Workplace place;
-  const json scenarios = json::parse(place.orrery("list scenarios --json").out);
-  ASSERT_FALSE(scenarios.empty());
-  for (const json& scenario : scenarios) {
-    const std::string name = scenario["name"];
-    const json document = json::parse(place.orrery("show " + name + " --json").out)["scenario"];
-    const auto result = place.orrery("simulate " + name + (document.contains("jobs") ? " --engine des" : ""));
+  ASSERT_FALSE(bundled_scenarios().empty());
+  for (const BundledDocument& scenario : bundled_scenarios()) {
+    const std::string name(scenario.name);
+    const auto result = place.orrery("simulate " + name + (scenario.json().contains("jobs") ? " --engine des" : ""));
     EXPECT_EQ(result.code, 0) << name << ": " << result.err;
   }
 }
@@ -549,28 +548,6 @@ TEST(Show, ReadsWhatPythonWritesForInfinity) {
 
 TEST(Simulate, ExplainsOpsAndTerms) {
   Workplace place;
-  for (const char* name : {"step", "mfu", "memory", "matmul", "bubble", "exposed_tensor_communication", "attention",
-                           "matrix products", "exposed tensor-parallel communication", "interval", "80 %"}) {
-    const auto result = place.orrery(std::string("simulate llama-3-70b-512-h100 --explain '") + name + "'");
-    EXPECT_EQ(result.code, 0) << name << ": " << result.err;
-    EXPECT_THAT(result.out, Not(IsEmpty())) << name;
-  }
-  // Every line of the head, by the label that is printed.
-  std::istringstream head(place.orrery("simulate llama-3-70b-512-h100").out);
-  std::string line;
-  while (std::getline(head, line) && !line.starts_with("  step time")) {
-  }
-  int lines = 0;
-  for (; line.starts_with("  "); std::getline(head, line), ++lines) {
-    const std::string label = line.substr(2, line.find("  ", 2) - 2);
-    const auto result = place.orrery("simulate llama-3-70b-512-h100 --explain '" + label + "'");
-    EXPECT_EQ(result.code, 0) << label << ": " << result.err;
-  }
-  EXPECT_GE(lines, 11);
-  for (const char* name : {"gradient", "gradients", "optimizer states", "framework"})
-    EXPECT_THAT(place.orrery(std::string("simulate llama-3-70b-512-h100 --explain '") + name + "'").out,
-                HasSubstr(" of the memory peak on the fullest stage"))
-        << name;
   EXPECT_THAT(place.orrery("simulate llama-3-70b-512-h100 --explain activations").out,
               AllOf(HasSubstr("268.26 MiB x 20 x 4.6 micro-batches"), HasSubstr("1 x 8192 x 2 x 3584 of bf16")));
   EXPECT_THAT(place.orrery("simulate llama-3-70b-512-h100 --explain head.logits").out,
@@ -588,15 +565,6 @@ TEST(Simulate, ExplainsOpsAndTerms) {
   EXPECT_EQ(small.code, 0) << small.err;
   EXPECT_THAT(small.out, AllOf(HasSubstr("DOES NOT FIT"), HasSubstr("does not fit in host memory"),
                                HasSubstr("/cluster/node/host_memory_bytes")));
-  // Every op that is listed can be explained.
-  const json report = json::parse(place.orrery("simulate llama-3-70b-512-h100 --ops --json -").out);
-  ASSERT_FALSE(report.at("ops").empty());
-  for (std::size_t i = 0; i < report["ops"].size(); i += 7) {
-    const std::string name = report["ops"][i]["name"];
-    const auto result = place.orrery("simulate llama-3-70b-512-h100 --explain '" + name + "'");
-    EXPECT_EQ(result.code, 0) << name << ": " << result.err;
-    EXPECT_THAT(result.out, HasSubstr(name));
-  }
 }
 
 // A list of one length is one, too; and a search says at once what no plan mends.

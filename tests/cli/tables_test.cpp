@@ -1,15 +1,21 @@
 // Do the tables for people say what the same command's JSON says?
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "sim/report/format.h"
 #include "tests/cli/command.h"
 
 namespace orrery {
@@ -124,6 +130,273 @@ INSTANTIATE_TEST_SUITE_P(
              {1e-12}},
         Case{"Validate", "validate --source vtrain --points"}, Case{"Pack", "pack --generate 1000 --context 8192"}),
     [](const testing::TestParamInfo<Case>& i) { return i.param.name; });
+
+// The lines of a table from the heading with these words on: cells are two spaces or more apart.
+std::vector<std::vector<std::string>> rows_under(const std::string& text, const std::string& heading) {
+  std::vector<std::vector<std::string>> rows;
+  std::istringstream lines(text);
+  bool inside = false;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find(heading) != line.npos) inside = true;
+    if (inside && !line.starts_with("  ")) break;
+    if (!inside) continue;
+    std::vector<std::string>& cells = rows.emplace_back();
+    for (std::size_t at = line.find_first_not_of(' '); at < line.size();) {
+      const std::size_t end = std::min(line.find("  ", at), line.size());
+      cells.push_back(line.substr(at, end - at));
+      at = line.find_first_not_of(' ', end);
+    }
+  }
+  return rows;
+}
+
+// Of a column: its heading, and its cell as the row's member in the JSON says it.
+struct Column {
+  const char* heading;
+  std::function<std::string(const nlohmann::json&)> cell;
+};
+
+struct Columns {
+  const char* name;
+  const char* command;
+  const char* heading;  // words of the heading
+  const char* rows;     // the rows in the JSON
+  std::vector<Column> columns;
+};
+void PrintTo(const Columns& c, std::ostream* out) { *out << c.name; }
+
+std::function<std::string(const nlohmann::json&)> member(const char* pointer, std::string (*text)(double) = nullptr,
+                                                         double scale = 1) {
+  return [=](const nlohmann::json& row) {
+    const nlohmann::json& value = row.at(nlohmann::json::json_pointer(pointer));
+    if (text != nullptr) return text(scale * value.get<double>());
+    return value.is_string() ? value.get<std::string>() : fmt::format("{:.0f}", value.get<double>());
+  };
+}
+std::string two_digits(double value) { return fmt::format("{:.2f}", value); }
+std::string rate_of_bytes(double value) { return rate_text(value) + "B/s"; }
+
+class TableColumns : public testing::TestWithParam<Columns> {};
+
+TEST_P(TableColumns, AreMembersOfTheJson) {
+  const Columns& c = GetParam();
+  const Workplace place;
+  const std::string command = c.command;
+  const bool flag = command.starts_with("show ");  // whose --json is a flag
+  const CommandResult table = place.orrery(flag ? command : command + " --json told.json");
+  ASSERT_EQ(table.code, 0) << table.err;
+  const nlohmann::json document =
+      nlohmann::json::parse(flag ? place.orrery(command + " --json").out : place.read("told.json"));
+  const nlohmann::json& rows = document.at(nlohmann::json::json_pointer(c.rows));
+  const std::vector<std::vector<std::string>> shown = rows_under(table.out, c.heading);
+  ASSERT_GT(shown.size(), rows.size()) << table.out;
+  std::size_t met = 0;
+  for (std::size_t h = 0; h < shown.front().size(); ++h) {
+    const auto column =
+        std::ranges::find(c.columns, shown.front()[h], [](const Column& of) { return std::string(of.heading); });
+    if (column == c.columns.end()) continue;
+    ++met;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      // Columns before it have no empty cells; a number stands before the first heading of some tables.
+      const std::size_t more = shown[i + 1].front() == std::to_string(i + 1) && shown.front()[0] != "bytes" ? 1 : 0;
+      ASSERT_GT(shown[i + 1].size(), h + more);
+      EXPECT_EQ(shown[i + 1][h + more], column->cell(rows[i])) << column->heading << " of row " << i;
+    }
+  }
+  EXPECT_EQ(met, c.columns.size()) << table.out;
+}
+
+std::vector<Column> collective_columns(std::vector<const char*> engines) {
+  std::vector<Column> columns{
+      {"bytes", member("/bytes")}, {"algorithm", member("/algorithm")}, {"protocol", member("/protocol")}};
+  static const std::map<std::string, std::array<std::pair<std::string, std::string>, 3>> kOf{
+      {"analytical",
+       {{{"analytical us", "/analytical/seconds"},
+         {"analytical algbw", "/analytical/algorithm_bytes_per_second"},
+         {"analytical busbw", "/analytical/bus_bytes_per_second"}}}},
+      {"des",
+       {{{"des us", "/des/seconds"},
+         {"des algbw", "/des/algorithm_bytes_per_second"},
+         {"des busbw", "/des/bus_bytes_per_second"}}}}};
+  for (const char* engine : engines) {
+    const auto& of = kOf.at(engine);
+    columns.push_back({of[0].first.c_str(), member(of[0].second.c_str(), two_digits, 1e6)});
+    for (const std::size_t rate : {1u, 2u})
+      columns.push_back({of[rate].first.c_str(), member(of[rate].second.c_str(), two_digits, 1e-9)});
+  }
+  if (engines.size() == 2)
+    columns.push_back({"difference", [](const nlohmann::json& row) {
+                         const double percent =
+                             100 *
+                             (row["des"]["seconds"].get<double>() / row["analytical"]["seconds"].get<double>() - 1);
+                         return fmt::format("{:.2f} %", std::abs(percent) < 0.005 ? 0.0 : percent);
+                       }});
+  return columns;
+}
+
+const std::vector<Column> kPlanColumns{{"dp", member("/plan/data_parallel")},
+                                       {"micro-batches", member("/micro_batches")},
+                                       {"step", member("/step_seconds", seconds_text)},
+                                       {"tokens/s/device", member("/tokens_per_second_per_device", rate_text)},
+                                       {"MFU", member("/mfu", percent_text)},
+                                       {"memory", member("/memory/peak_bytes", bytes_text)},
+                                       {"up to", member("/memory/upper_bytes", bytes_text)}};
+INSTANTIATE_TEST_SUITE_P(
+    All, TableColumns,
+    testing::Values(Columns{"Collective", "collective all_gather --node dgx-h100 --nodes 2 -b 8 -e 1G --engine both",
+                            "algorithm  protocol", "/points", collective_columns({"analytical", "des"})},
+                    Columns{"Groups", "collective reduce_scatter --node dgx-a100 --nodes 4 --groups 8 -b 1M -e 1G -f 4",
+                            "algorithm  protocol", "/points", collective_columns({"analytical", "des"})},
+                    Columns{"Analytical", "collective all_reduce --node dgx-h100 -b 1K -e 1G --engine analytical",
+                            "algorithm  protocol", "/points", collective_columns({"analytical"})},
+                    Columns{"LinkKinds",
+                            "show links straggler",
+                            "rate of each",
+                            "",
+                            {{"kind", member("/kind")},
+                             {"links", member("/links")},
+                             {"for example", member("/example")},
+                             {"rate of each",
+                              [](const nlohmann::json& row) {
+                                const double least = row["least_bytes_per_second"],
+                                             greatest = row["greatest_bytes_per_second"];
+                                return rate_of_bytes(least) +
+                                       (greatest > least ? " to " + rate_of_bytes(greatest) : "");
+                              }}}},
+                    Columns{"Links",
+                            "show links dgx-h100 'node0.*'",
+                            "link  ",
+                            "",
+                            {{"link", member("/name")},
+                             {"kind", member("/kind")},
+                             {"rate", member("/bytes_per_second", rate_of_bytes)}}},
+                    Columns{"Search", "search small-gpt --top 8", "micro-batches", "/plans", kPlanColumns}),
+    [](const testing::TestParamInfo<Columns>& i) { return i.param.name; });
+
+// Cells of each line of CSV by RFC 4180.
+std::vector<std::vector<std::string>> rows_of_csv(const std::string& text) {
+  std::vector<std::vector<std::string>> rows;
+  bool quoted = false, begin = true;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (begin) rows.emplace_back(1);
+    begin = false;
+    std::vector<std::string>& cells = rows.back();
+    if (text[i] == '"' && quoted && text[i + 1] == '"')
+      cells.back() += text[i++];
+    else if (text[i] == '"')
+      quoted = !quoted;
+    else if (text[i] == ',' && !quoted)
+      cells.emplace_back();
+    else if (text[i] == '\n' && !quoted)
+      begin = true;
+    else
+      cells.back() += text[i];
+  }
+  return rows;
+}
+
+// Every command that writes both: rows of CSV are as long as their heading, and each cell is the JSON's figure.
+struct Csv {
+  const char* name;
+  const char* command;
+  std::vector<const char*> rows;                   // in the JSON, one list behind the other
+  std::map<std::string, std::string> places = {};  // of columns that are not called as their members
+  std::size_t least_met = 5;                       // columns
+};
+void PrintTo(const Csv& c, std::ostream* out) { *out << c.name; }
+
+class CsvOfCommands : public testing::TestWithParam<Csv> {};
+
+TEST_P(CsvOfCommands, HasTheFiguresOfTheJson) {
+  const Csv& c = GetParam();
+  const Workplace place;
+  const CommandResult run = place.orrery(std::string(c.command) + " --json told.json --csv told.csv");
+  ASSERT_EQ(run.code, 0) << run.err;
+  const nlohmann::json document = nlohmann::json::parse(place.read("told.json"));
+  std::vector<nlohmann::json> expected;
+  for (const char* list : c.rows) {
+    const nlohmann::json& rows = document.at(nlohmann::json::json_pointer(list));
+    if (rows.is_array())
+      expected.insert(expected.end(), rows.begin(), rows.end());
+    else
+      expected.push_back(rows);
+  }
+  const std::vector<std::vector<std::string>> rows = rows_of_csv(place.read("told.csv"));
+  ASSERT_EQ(rows.size(), expected.size() + 1);
+  std::set<std::string> met;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_EQ(rows[i + 1].size(), rows[0].size());
+    for (std::size_t k = 0; k < rows[0].size(); ++k) {
+      const std::string& column = rows[0][k];
+      const auto found = c.places.find(column);
+      const nlohmann::json::json_pointer at(found != c.places.end() ? found->second : "/" + column);
+      const nlohmann::json* value = expected[i].contains(at)                        ? &expected[i].at(at)
+                                    : document.is_object() && document.contains(at) ? &document.at(at)
+                                                                                    : nullptr;
+      if (value != nullptr && value->is_object() && value->contains("value")) value = &value->at("value");
+      if (value == nullptr || value->is_structured()) continue;
+      met.insert(column);
+      const std::string& cell = rows[i + 1][k];
+      if (value->is_number()) {
+        EXPECT_EQ(std::stod(cell), value->get<double>()) << column << " of row " << i;
+      } else if (value->is_null()) {
+        EXPECT_EQ(cell, "") << column << " of row " << i;
+      } else {
+        EXPECT_EQ(cell, value->is_string() ? value->get<std::string>() : value->dump()) << column << " of row " << i;
+      }
+    }
+  }
+  EXPECT_GE(met.size(), c.least_met) << testing::PrintToString(met);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, CsvOfCommands,
+    testing::Values(Csv{"Collective",
+                        "collective all_reduce --node dgx-h100 --nodes 2 -b 1M -e 64M",
+                        {"/points"},
+                        {{"analytical_seconds", "/analytical/seconds"},
+                         {"analytical_algorithm_bytes_per_second", "/analytical/algorithm_bytes_per_second"},
+                         {"analytical_bus_bytes_per_second", "/analytical/bus_bytes_per_second"},
+                         {"des_seconds", "/des/seconds"},
+                         {"des_algorithm_bytes_per_second", "/des/algorithm_bytes_per_second"},
+                         {"des_bus_bytes_per_second", "/des/bus_bytes_per_second"}},
+                        12},
+                    Csv{"Search",
+                        "search small-gpt --top 5 --front 1.5",
+                        {"/plans", "/front"},
+                        {{"tensor_parallel", "/plan/tensor_parallel"},
+                         {"pipeline_parallel", "/plan/pipeline_parallel"},
+                         {"micro_batch_size", "/plan/micro_batch_size"},
+                         {"zero_stage", "/plan/zero_stage"},
+                         {"recompute", "/plan/recompute"},
+                         {"data_parallel", "/plan/data_parallel"},
+                         {"memory_peak_bytes", "/memory/peak_bytes"},
+                         {"memory_upper_bytes", "/memory/upper_bytes"},
+                         {"memory_fits", "/memory/fits"},
+                         {"loses_most_by", "/loses_most_by"}},
+                        12},
+                    Csv{"Pack", "pack --generate 500 --context 4096 --policy best_fit --policy concat", {""}, {}, 15},
+                    Csv{"Plan", "plan llama-3-70b-60-days", {"/candidates"}, {}, 5},
+                    Csv{"Simulate",
+                        "simulate offload",
+                        {""},
+                        {{"memory_peak_bytes", "/memory/peak_bytes"},
+                         {"memory_capacity_bytes", "/memory/capacity_bytes"},
+                         {"memory_fits", "/memory/fits"},
+                         {"memory_verdict", "/memory/verdict"},
+                         {"node_host_bytes", "/memory/host/node_bytes"},
+                         {"node_host_capacity_bytes", "/memory/host/node_capacity_bytes"},
+                         {"expected_step_seconds_low", "/expected_step_seconds/low"},
+                         {"expected_step_seconds_high", "/expected_step_seconds/high"},
+                         {"matmul_seconds", "/time/matmul_seconds"},
+                         {"bubble_seconds", "/time/bubble_seconds"},
+                         {"optimizer_seconds", "/time/optimizer_seconds"},
+                         {"parameter_bytes", "/memory/parts/parameter_bytes"},
+                         {"activation_bytes", "/memory/parts/activation_bytes"},
+                         {"framework_bytes", "/memory/parts/framework_bytes"},
+                         {"host_bytes", "/memory/parts/host_bytes"}},
+                        28}),
+    [](const testing::TestParamInfo<Csv>& i) { return i.param.name; });
 
 }  // namespace
 }  // namespace orrery

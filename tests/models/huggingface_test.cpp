@@ -1,12 +1,14 @@
 // Is a Hugging Face config.json read as the model it describes, and is what cannot be read refused with a sentence?
-#include "models/read_model.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <tuple>
+#include <vector>
 
+#include "models/read_model.h"
 #include "sim/base/json_reader.h"
 
 namespace orrery {
@@ -75,6 +77,164 @@ TEST(HuggingFace, KeysThatSayNothingAreOfNoOtherArchitecture) {
     config["attn_layer_period"] = something;
     EXPECT_THROW(read_model(config, {}), InputError) << something;
   }
+}
+
+// Of every family: a key that agrees with the model changes nothing, and one that contradicts it is refused, unless the
+// family goes by it.
+TEST(HuggingFace, KeysAgreeWithTheModelOrAreRefusedInEveryFamily) {
+  std::size_t refused = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(kData)) {
+    const std::string name = entry.path().stem().string();
+    const Json config = sample(name);
+    const Model model = read_model(config, {});
+    if (model.vision()) continue;
+    std::vector<std::tuple<const char*, Json, Json>> keys{
+        // agrees, contradicts
+        {"is_encoder_decoder", model.kind == ModelKind::encoder_decoder, model.kind != ModelKind::encoder_decoder},
+        {"attention_bias", model.qkv_bias, !model.qkv_bias},
+        {"attention_out_bias", model.output_bias, !model.output_bias},
+        {"attention_output_bias", model.output_bias, !model.output_bias}};
+    if (config.value("model_type", "") != "llama4_text")
+      for (const char* key : {"use_qk_norm", "qk_norm", "qk_layernorm"})
+        keys.emplace_back(key, model.qk_norm, !model.qk_norm);
+    if (model.attention != AttentionKind::latent) {
+      const std::int64_t kv = model.kv_heads > 0 ? model.kv_heads : model.heads;
+      const std::int64_t dim = model.head_dim > 0 ? model.head_dim : model.hidden / model.heads;
+      keys.emplace_back("num_key_value_heads", kv, kv == 1 ? 2 : kv / 2);
+      keys.emplace_back("head_dim", dim, 2 * dim);
+      keys.emplace_back("kv_lora_rank", 0, 512);
+      keys.emplace_back("q_lora_rank", 0, 512);
+    }
+    for (const char* key : {"n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size"})
+      if (model.shared_expert_ffn == 0) keys.emplace_back(key, 0, 3);
+    if (model.has_experts()) {
+      keys.emplace_back("moe_intermediate_size", model.expert_ffn, 2 * model.expert_ffn);
+      if (model.dense_layers == 0 && model.expert_period == 1) keys.emplace_back("first_k_dense_replace", 0, 1);
+      if (model.shared_expert_ffn == 0) keys.emplace_back("shared_intermediate_size", 0, 3);
+    } else {
+      for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts",
+                              "num_moe_experts", "num_routed_experts"}) {
+        keys.emplace_back(key, 0, 2);
+        keys.emplace_back(key, 1, 8);
+      }
+      for (const char* key : {"moe_num_shared_experts", "moe_intermediate_size", "num_experts_per_tok",
+                              "num_experts_per_token", "experts_per_token", "moe_top_k", "moe_topk"})
+        keys.emplace_back(key, 0, 1);
+    }
+    for (const auto& [key, agrees, contradicts] : keys) {
+      Json changed = config;
+      changed[key] = agrees;
+      try {
+        EXPECT_EQ(architecture(read_model(changed, {})), architecture(model)) << name << ' ' << key << ' ' << agrees;
+      } catch (const InputError& error) {
+        ADD_FAILURE() << name << ' ' << key << ' ' << agrees << ": " << error.what();
+      }
+      changed[key] = contradicts;
+      try {
+        EXPECT_NE(architecture(read_model(changed, {})), architecture(model)) << name << ' ' << key << " passed over";
+      } catch (const InputError&) {
+        ++refused;
+      }
+    }
+  }
+  EXPECT_GT(refused, 600u);
+}
+
+// Every key and word of another architecture that models/families.json has, wherever it may stand.
+TEST(HuggingFace, EveryForeignKeyIsNamedAndMayBeEmpty) {
+  const Json file = parse_json_file(ORRERY_SOURCE_DIR "/models/families.json");
+  const Json config = sample("llama-3-8b");
+  const Model plain = read_model(config, {});
+  const auto refusal = [](const Json& changed) {
+    try {
+      read_model(changed, {"config.json", ""});
+    } catch (const InputError& error) {
+      return error.where().pointer + ": " + error.expected();
+    }
+    return std::string("read");
+  };
+  for (const Json& pair : file.at("foreign_keys")) {
+    const std::string said = pair[0], key = said.ends_with('_') ? said + "x" : said;
+    const std::string expected =
+        "/" + key + ": a model without " + pair[1].get<std::string>() + ": that is not modelled";
+    for (const Json& something : {Json(true), Json(1), Json(0.5), Json("a"), Json{0}, Json{{"a", 0}}}) {
+      Json changed = config;
+      changed[key] = something;
+      EXPECT_EQ(refusal(changed), expected) << something;
+      changed["model_type"] = "something_new";
+      EXPECT_EQ(refusal(changed), expected) << "said before that the family is unknown: " << something;
+    }
+    for (const Json& nothing : {Json(), Json(false), Json(0), Json(0.0), Json(""), Json::array(), Json::object()}) {
+      Json changed = config;
+      changed[key] = nothing;
+      EXPECT_EQ(architecture(read_model(changed, {})), architecture(plain)) << key << ' ' << nothing;
+    }
+  }
+  for (const Json& pair : file.at("foreign_layers"))
+    for (const char* key : {"layer_types", "layers_block_type", "block_types"}) {
+      Json changed = config;
+      changed[key] = {"full_attention", "a_" + pair[0].get<std::string>() + "_layer"};
+      EXPECT_EQ(refusal(changed),
+                std::string("/") + key + ": a model without " + pair[1].get<std::string>() + ": that is not modelled");
+    }
+}
+
+// Of every family: a size that is not the sample's is another model, or refused; and numbers that are none are refused
+// wherever a family reads one.
+TEST(HuggingFace, EverySizeThatIsReadCounts) {
+  const std::set<std::string> sizes{"hidden_size",
+                                    "num_hidden_layers",
+                                    "num_attention_heads",
+                                    "vocab_size",
+                                    "intermediate_size",
+                                    "n_embd",
+                                    "n_layer",
+                                    "n_head",
+                                    "d_model",
+                                    "n_layers",
+                                    "n_heads",
+                                    "num_heads",
+                                    "d_ff",
+                                    "d_kv",
+                                    "num_layers",
+                                    "ffn_dim",
+                                    "moe_intermediate_size",
+                                    "num_experts",
+                                    "num_local_experts",
+                                    "n_routed_experts",
+                                    "num_experts_per_tok",
+                                    "embed_dim",
+                                    "image_size",
+                                    "patch_size",
+                                    "q_lora_rank",
+                                    "kv_lora_rank",
+                                    "qk_rope_head_dim",
+                                    "qk_nope_head_dim",
+                                    "v_head_dim",
+                                    "n_positions",
+                                    "max_position_embeddings"};
+  std::size_t changed_keys = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(kData)) {
+    const std::string name = entry.path().stem().string();
+    const Json config = sample(name);
+    const Json whole = architecture(read_model(config, {}));
+    for (const auto& [key, value] : config.items()) {
+      if (!value.is_number_integer() || !sizes.contains(key) || value == 0) continue;
+      if (key == "num_layers" && config.contains("depths")) continue;  // Swin's: how many depths there are
+      Json changed = config;
+      ++changed_keys;
+      changed[key] = 2 * value.get<std::int64_t>();
+      try {
+        EXPECT_NE(architecture(read_model(changed, {})), whole) << name << ' ' << key;
+      } catch (const InputError&) {
+      }
+      for (const Json& wrong : {Json("a"), Json(-1), Json(1.5), Json(std::int64_t{1} << 41)}) {
+        changed[key] = wrong;
+        EXPECT_THROW(read_model(changed, {}), InputError) << name << ' ' << key << ' ' << wrong;
+      }
+    }
+  }
+  EXPECT_GT(changed_keys, 300u);
 }
 
 TEST(HuggingFace, ExpertsOfADenseFamilyMayBeNone) {

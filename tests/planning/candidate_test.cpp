@@ -140,6 +140,111 @@ TEST(Sensitivities, AreTheDerivativesOfWhatIsKnown) {
   EXPECT_NEAR(of(cost, "price.per_device_hour").at_more, 1.2 * forecast(candidate).cost.value, 1);
 }
 
+// By every input and every output: what the forecast of a candidate is whose JSON says so much less and more. Inputs
+// that are 0 are left out, and the names are those of the candidate's document.
+TEST(Sensitivities, AreForecastsOfChangedDocuments) {
+  nlohmann::json json = seventy_billion();
+  json["electricity_per_kwh"] = 0.07;
+  json["power"] = {{"busy_watts", 900}, {"idle_watts", 300}, {"node_watts", 1500}, {"date", "2026"}, {"source", "s"}};
+  json["storage"] = {{"write_bytes_per_second", 40e9},
+                     {"read_bytes_per_second", 60e9},
+                     {"snapshot_bytes_per_second", 1e12},
+                     {"date", "2026"},
+                     {"source", "s"}};
+  json.erase("step_seconds_low");
+  json.erase("step_seconds_high");
+  json["site"] = {{"pue", 1.4}, {"date", "2026"}, {"source", "s"}};
+  for (const char* part : {"price", "grid", "failures", "restarts"})
+    json[part] = {{"base", json[part].get<std::string>()}, {"date", "2026"}};
+  const Candidate candidate = read(json);
+  const std::vector<std::pair<std::string, double>> inputs{
+      {"step_seconds", 12},
+      {"price.per_device_hour", candidate.price.per_device_hour},
+      {"electricity_per_kwh", 0.07},
+      {"power.busy_watts", 900},
+      {"power.idle_watts", 300},
+      {"power.node_watts", 1500},
+      {"site.pue", candidate.site.pue},
+      {"grid.grams_per_kwh", candidate.grid.grams_per_kwh},
+      {"failures.failures_per_node_day", candidate.failures.failures_per_node_day},
+      {"repair_seconds", 86400},
+      {"restarts.detection_seconds", candidate.restarts.detection_seconds},
+      {"restarts.restart_seconds", candidate.restarts.restart_seconds},
+      {"checkpoint_bytes", 1e12},
+      {"storage.write_bytes_per_second", 40e9},
+      {"storage.read_bytes_per_second", 60e9},
+      {"storage.snapshot_bytes_per_second", 1e12}};
+  constexpr double kSwing = 0.15;
+  const auto forecast_with = [&](const std::string& input, double value) {
+    nlohmann::json changed = json;
+    const std::size_t dot = input.find('.');
+    (dot == std::string::npos ? changed : changed[input.substr(0, dot)])[input.substr(dot + 1)] = value;
+    return forecast(read(changed));
+  };
+  for (std::size_t output = 0; output < kPlanOutputNames.size(); ++output) {
+    const auto of_output = static_cast<PlanOutput>(output);
+    const std::vector<TornadoBar> bars = sensitivities(candidate, of_output, kSwing);
+    ASSERT_EQ(bars.size(), inputs.size());
+    for (std::size_t i = 0; i < bars.size(); ++i) {
+      const auto& [input, value] = inputs[i];
+      EXPECT_EQ(bars[i].input, input);
+      const double less = value_of(forecast_with(input, value * (1 - kSwing)), of_output),
+                   more = value_of(forecast_with(input, value * (1 + kSwing)), of_output);
+      EXPECT_NEAR(bars[i].at_less, less, 1e-9 * less) << input << " of " << kPlanOutputNames[output];
+      EXPECT_NEAR(bars[i].at_more, more, 1e-9 * more) << input << " of " << kPlanOutputNames[output];
+      EXPECT_NEAR(bars[i].width(), std::fabs(more - less), 1e-9 * more);
+    }
+  }
+  // Each output has its name: all are different figures of one forecast.
+  const Forecast all = forecast(candidate);
+  EXPECT_EQ(value_of(all, PlanOutput::wall_seconds), all.wall_seconds.value);
+  EXPECT_EQ(value_of(all, PlanOutput::ettr), all.ettr.value);
+  EXPECT_EQ(value_of(all, PlanOutput::goodput), all.goodput.value);
+  EXPECT_EQ(value_of(all, PlanOutput::device_hours), all.device_hours.value);
+  EXPECT_EQ(value_of(all, PlanOutput::cost), all.cost.value);
+  EXPECT_EQ(value_of(all, PlanOutput::energy_kwh), all.energy_kwh.value);
+  EXPECT_EQ(value_of(all, PlanOutput::carbon_kg), all.carbon_kg.value);
+  nlohmann::json less = json;
+  less.erase("electricity_per_kwh");
+  less.erase("repair_seconds");
+  EXPECT_EQ(sensitivities(read(less), PlanOutput::cost).size(), inputs.size() - 2);
+}
+
+// What is derived from a document: whole steps and nodes, rates of nodes of other sizes, reads that are as fast as
+// writes where nothing is said.
+TEST(Candidate, ItsRunFollowsFromWhatItSays) {
+  nlohmann::json json = seventy_billion();
+  json.update(
+      {{"tokens", 1001.0},
+       {"tokens_per_step", 100.0},
+       {"devices", 21},
+       {"devices_per_node", 4},
+       {"checkpoint_interval_seconds", 777.0},
+       {"failures", {{"failures_per_node_day", 0.5}, {"repair_share", 0.25}, {"date", "2026"}, {"source", "s"}}},
+       {"storage", {{"write_bytes_per_second", 5e9}, {"date", "2026"}, {"source", "s"}}}});
+  const TrainingRun run = read(json).run;
+  EXPECT_EQ(run.steps, 11);
+  EXPECT_EQ(run.devices, 21);
+  EXPECT_EQ(run.nodes, 6);
+  EXPECT_DOUBLE_EQ(run.failures_per_node_second, 0.5 / 86400 / 2);
+  EXPECT_EQ(run.repair_share, 0.25);
+  EXPECT_EQ(run.checkpoint_interval_seconds, 777);
+  EXPECT_EQ(run.write_bytes_per_second, 5e9);
+  EXPECT_EQ(run.read_bytes_per_second, 5e9);
+  EXPECT_EQ(run.snapshot_bytes_per_second, 0);
+  json["storage"]["read_bytes_per_second"] = 7e9;
+  EXPECT_EQ(read(json).run.read_bytes_per_second, 7e9);
+  json["devices"] = 20;
+  EXPECT_EQ(read(json).run.nodes, 5) << "full ones";
+  json["tokens"] = 1000.0;
+  EXPECT_EQ(read(json).run.steps, 10);
+  json.erase("step_seconds_low");
+  json.erase("step_seconds_high");
+  const Estimate step = read(json).step_seconds;
+  EXPECT_TRUE(step.low == 12 && step.value == 12 && step.high == 12);
+  EXPECT_EQ(read(json).run.step_seconds, 12);
+}
+
 // To first order, at the best interval: T/Ts = 1 + sqrt(2 delta/M) + R/M.
 TEST(Sensitivities, OfFailuresAndBandwidthAreThoseOfTheFirstOrderForm) {
   Candidate candidate = read(seventy_billion());

@@ -4,13 +4,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <regex>
 #include <sstream>
 
 #include "realrun/bench/drift.h"
+#include "realrun/bench/history.h"
 #include "realrun/bench/statistics.h"
+#include "sim/base/error.h"
 
 namespace orrery::bench {
 namespace {
@@ -90,6 +96,49 @@ std::vector<double> levels(std::initializer_list<std::pair<int, double>> parts) 
 }
 Trend only(const std::vector<double>& seconds, const VerdictOptions& options = kUsual) {
   return find_drift({runs_of("kernel 0", seconds)}, options).benchmarks.at(0);
+}
+
+// Each line of the CSV has a cell for each heading: the row's member by that name, or nothing.
+void expect_rows(const std::string& csv, const std::vector<json>& rows) {
+  std::istringstream lines(csv);
+  const auto cells = [&] {
+    std::string line, cell;
+    std::getline(lines, line);
+    std::vector<std::string> all;
+    bool quoted = false;
+    for (std::size_t i = 0; i < line.size(); ++i) {
+      if (line[i] == '"' && quoted && line[i + 1] == '"') {
+        cell += line[i++];
+      } else if (line[i] == '"') {
+        quoted = !quoted;
+      } else if (line[i] == ',' && !quoted) {
+        all.push_back(cell);
+        cell.clear();
+      } else {
+        cell += line[i];
+      }
+    }
+    all.push_back(cell);
+    return all;
+  };
+  const std::vector<std::string> headings = cells();
+  for (const json& row : rows) {
+    const std::vector<std::string> line = cells();
+    ASSERT_EQ(line.size(), headings.size()) << row;
+    for (std::size_t i = 0; i < line.size(); ++i) {
+      const auto found = row.find(headings[i]);
+      if (found == row.end()) {
+        EXPECT_EQ(line[i], "") << headings[i];
+      } else if (found->is_number_float()) {
+        EXPECT_EQ(std::stod(line[i]), found->get<double>()) << headings[i];
+      } else {
+        const std::string text = found->is_string() ? found->get<std::string>() : found->dump();
+        EXPECT_EQ(line[i], text.starts_with("=") ? "'" + text : text) << headings[i];
+      }
+    }
+  }
+  std::string more;
+  EXPECT_FALSE(std::getline(lines, more)) << more;
 }
 
 // ---- planted steps
@@ -272,6 +321,22 @@ TEST(Drift, SaysWhereTheMachineMayHaveChanged) {
   EXPECT_THAT(drift_text(find_drift(all, kUsual), false), Not(HasSubstr("became slower with one run")));
 }
 
+// By every fact: what is known on both sides of a change and differs is said, and nothing else.
+TEST(Drift, SaysOfEveryFactThatItChangedAndOfNoneThatIsUnknown) {
+  for (std::size_t fact = 0; fact < kMachineFacts.size(); ++fact)
+    for (const auto& [before, after] :
+         {std::pair("old", "new"), {"same", "same"}, {"old", ""}, {"", "new"}, {"", ""}}) {
+      HistorySeries series = runs_of("kernel 0", levels({{12, 1}, {12, 1.1}}));
+      for (std::size_t i = 0; i < series.points.size(); ++i) series.points[i].machine[fact] = i < 12 ? before : after;
+      const Trend trend = find_drift({series}, kUsual).benchmarks.at(0);
+      ASSERT_EQ(trend.changes.size(), 1u);
+      const std::string said = std::string(kMachineFacts[fact]) + " was old and is new";
+      EXPECT_EQ(trend.changes[0].machine, before == std::string("old") && after == std::string("new")
+                                              ? std::vector<std::string>{said}
+                                              : std::vector<std::string>{});
+    }
+}
+
 // ---- forms
 
 Drift some() {
@@ -313,6 +378,265 @@ TEST(DriftForms, HaveEveryChangeAndItsRuns) {
     EXPECT_EQ(std::count(line.begin(), line.end(), ','), 13) << line;
   EXPECT_EQ(rows, 6u);
   EXPECT_THAT(drift_csv(some()), HasSubstr("\n'=same,a device,unchanged,20,"));
+}
+
+// Each cell of the CSV is the member of the JSON by that name, or empty where there is none; a benchmark without a
+// change has a row, and each change one.
+TEST(DriftForms, CsvAndJsonAreTheSame) {
+  const Drift drift = some();
+  const json all = json::parse(drift_json(drift));
+  std::vector<json> rows;
+  for (const json& benchmark : all["benchmarks"]) {
+    json row{{"benchmark", benchmark["name"]}};
+    for (const char* key : {"device", "verdict", "runs", "last_level_seconds"}) row[key] = benchmark[key];
+    for (json change : benchmark["changes"]) {
+      change.update(row);
+      rows.push_back(change);
+    }
+    if (!benchmark["changes"].empty()) continue;
+    if (benchmark.contains("adjusted_p")) row["adjusted_p"] = benchmark["adjusted_p"];
+    rows.push_back(row);
+  }
+  expect_rows(drift_csv(drift), rows);
+  // The judgement is what the points say.
+  EXPECT_EQ(all["needed_runs"], drift.needed_runs);
+  EXPECT_EQ(all["runs"], 30);
+  std::map<std::string, std::size_t> verdicts;
+  for (const json& benchmark : all["benchmarks"]) ++verdicts[benchmark["verdict"]];
+  for (const auto& [verdict, count] : all["verdicts"].items()) EXPECT_EQ(count, verdicts[verdict]) << verdict;
+  for (const Trend& trend : drift.benchmarks)
+    for (std::size_t i = 0; i < trend.changes.size(); ++i) {
+      const LevelChange& change = trend.changes[i];
+      EXPECT_DOUBLE_EQ(change.ratio, change.after_seconds / change.before_seconds);
+      EXPECT_DOUBLE_EQ(change.fastest_ratio, change.ratio) << "one repetition each";
+      if (i > 0) {
+        EXPECT_EQ(change.before_seconds, trend.changes[i - 1].after_seconds);
+      }
+      EXPECT_LT(change.adjusted_p, 0.01);
+    }
+}
+
+TEST(DriftForms, ReadLikeThis) {
+  Drift drift = some();
+  drift.history = "a.db";
+  EXPECT_EQ(drift_text(drift, false), R"(a.db: the last 30 runs
+maximally selected rank statistic of the runs' medians, binary segmentation, Holm-adjusted p < 0.01; slower: the last level, of medians and of fastest repetitions, more than 2 % above the fastest before it
+
+  benchmark  runs    before     since   change  fastest      p  first run            verdict
+  twice        30   1.000 s  900.0 ms  -10.0 %  -10.0 %  5e-04  2026-01-20 commit10  regression
+  twice        30  900.0 ms   1.200 s  +33.3 %  +33.3 %  6e-06  2026-01-30 commit20
+  slow|<&>     20   1.000 s   1.100 s  +10.0 %  +10.0 %  4e-04  2026-01-20 commit10  regression
+  =same        20         -   1.000 s        -        -  1.000  -                    unchanged
+  few           2         -   1.000 s        -        -      -  -                    too few runs
+
+too few runs: 12 are needed for a significant result with so many benchmarks
+2 regressions, 1 unchanged, 1 too few runs
+)");
+}
+
+// ---- a history and its forms
+
+class Kept {
+ public:
+  Kept() {
+    std::string name = (std::filesystem::path(testing::TempDir()) / "orrery_history_XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
+    folder_ = name;
+  }
+  ~Kept() { std::filesystem::remove_all(folder_); }
+  std::string path() const { return folder_ + "/history.db"; }
+
+ private:
+  std::string folder_;
+};
+
+BenchmarkRun run_on(const std::string& device, const std::string& date, std::vector<Series> series) {
+  BenchmarkRun run;
+  run.date = date;
+  run.digest = device + date;
+  run.context = {{"device", device},
+                 {"git_commit", "0123456789abcdef"},
+                 {"orrery_version", "9.8"},
+                 {"software", "driver of " + date}};
+  run.series = std::move(series);
+  return run;
+}
+
+Series kept_series(const std::string& name, const std::vector<double>& seconds, bool by_real_time = false) {
+  Series series;
+  series.name = name;
+  series.by_real_time = by_real_time;
+  for (const double s : seconds)
+    series.repetitions.push_back({by_real_time ? s : 9 * s, by_real_time ? 9 * s : s, 7, {}});
+  return series;
+}
+
+// By date and not as they came, with quartiles as NumPy has them; a benchmark that failed has no point.
+TEST(History, GivesBackWhatRunsHad) {
+  const Kept kept;
+  {
+    History history(kept.path(), History::Mode::write);
+    EXPECT_TRUE(history.add(run_on("cpu", "2026-03-02T00:00:00+00:00",
+                                   {kept_series("a", {4, 1, 3, 2}), kept_series("failed", {}),
+                                    kept_series("b/manual_time", {8, 6}, /*by_real_time=*/true)})));
+    EXPECT_TRUE(history.add(run_on("cpu", "2026-03-01T23:00:00+02:00", {kept_series("a", {1, 2})})));
+    EXPECT_TRUE(history.add(run_on("gpu", "2026-03-01T22:00:00+00:00", {kept_series("a", {0.5})})));
+    EXPECT_FALSE(history.add(run_on("gpu", "2026-03-01T22:00:00+00:00", {kept_series("a", {0.5})})));
+    BenchmarkRun cold = run_on("cpu", "2026-03-03T00:00:00+00:00", {kept_series("a", {5})});
+    cold.context.emplace_back("cache_state", "cold");
+    EXPECT_TRUE(history.add(cold));
+  }
+  const History history(kept.path(), History::Mode::read);
+  EXPECT_EQ(history.runs(), 4);
+  EXPECT_EQ(history.benchmarks(), (std::vector<std::string>{"a", "b/manual_time"}));
+  const std::vector<HistoryPoint> points = history.points("a");
+  ASSERT_EQ(points.size(), 4u);
+  EXPECT_EQ(points[0].date, "2026-03-01T23:00:00+02:00") << "21 o'clock in Greenwich";
+  EXPECT_EQ(points[1].device, "gpu");
+  const HistoryPoint& later = points[2];
+  EXPECT_EQ(later.commit, "0123456789abcdef");
+  EXPECT_EQ(later.version, "9.8");
+  EXPECT_EQ(later.machine[0], "cpu");
+  EXPECT_EQ(later.machine[1], "") << "unknown";
+  EXPECT_EQ(later.machine[2], "driver of 2026-03-02T00:00:00+00:00");
+  EXPECT_EQ(later.repetitions, 4u);
+  EXPECT_DOUBLE_EQ(later.low_seconds, 1.75);
+  EXPECT_DOUBLE_EQ(later.median_seconds, 2.5);
+  EXPECT_DOUBLE_EQ(later.high_seconds, 3.25);
+  EXPECT_EQ(later.fastest_seconds, 1);
+  EXPECT_EQ(points[0].ratio, 0) << "the first";
+  EXPECT_EQ(points[1].ratio, 0) << "the first of its device";
+  EXPECT_DOUBLE_EQ(later.ratio, 2.5 / 1.5);
+  EXPECT_EQ(points[3].device, "cpu, cold caches");
+  EXPECT_EQ(history.points("b").at(0).median_seconds, 7) << "by real time, and without its suffix";
+  // Of several with that name but for a suffix the first; the name itself comes before them all.
+  {
+    History more(kept.path(), History::Mode::write);
+    more.add(run_on("tpu", "2026-04-01T00:00:00+00:00",
+                    {kept_series("c/manual_time", {1}, true), kept_series("c/real_time", {2}, true),
+                     kept_series("d", {3}), kept_series("d/real_time", {4}, true)}));
+  }
+  EXPECT_EQ(history.points("c").at(0).median_seconds, 1);
+  EXPECT_EQ(history.points("c/real_time").at(0).median_seconds, 2);
+  EXPECT_EQ(history.points("d").at(0).median_seconds, 3);
+  EXPECT_EQ(history.points("d/real_time").at(0).median_seconds, 4);
+  const std::vector<HistorySeries> last = history.last_runs(1);
+  ASSERT_EQ(last.size(), 8u) << "a and b on the CPU, a with cold caches, a on the GPU, and the four of the last run";
+  for (const HistorySeries& series : last) EXPECT_EQ(series.points.size(), 1u) << series.name;
+  EXPECT_EQ(last[0].points[0].date, "2026-03-02T00:00:00+00:00");
+  EXPECT_EQ(history.last_runs(2).at(0).points.size(), 2u);
+  try {
+    history.points("e");
+    ADD_FAILURE();
+  } catch (const InputError& error) {
+    EXPECT_EQ(error.expected(), "the name of one of its benchmarks");
+  }
+}
+
+// Two devices, a point without date and commit, and one that fell out of the picture's rounding.
+std::vector<HistoryPoint> some_points() {
+  std::vector<HistoryPoint> points(4);
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    HistoryPoint& p = points[i];
+    p.date = i == 3 ? "" : "2026-03-0" + std::to_string(i + 1) + "T10:00:00+00:00";
+    p.commit = i == 3 ? "" : "0123456789abcde" + std::to_string(i);
+    p.version = "0." + std::to_string(i);
+    p.device = i == 2 ? "" : "a <cpu>";
+    p.repetitions = 5 + i;
+    p.median_seconds = 1e-3 * static_cast<double>(i + 1);
+    p.low_seconds = 0.9 * p.median_seconds;
+    p.high_seconds = 1.25 * p.median_seconds;
+    p.ratio = i == 1 ? 2 : i == 3 ? 0.5 : 0;
+  }
+  return points;
+}
+
+TEST(HistoryForms, CsvAndJsonAreThePoints) {
+  const std::vector<HistoryPoint> points = some_points();
+  const json all = json::parse(history_json("a, \"b\"", points));
+  EXPECT_EQ(all["benchmark"], "a, \"b\"");
+  ASSERT_EQ(all["runs"].size(), points.size());
+  std::vector<json> rows;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const HistoryPoint& p = points[i];
+    json expected{{"date", p.date},
+                  {"git_commit", p.commit},
+                  {"version", p.version},
+                  {"device", p.device},
+                  {"repetitions", p.repetitions},
+                  {"median_seconds", p.median_seconds},
+                  {"first_quartile_seconds", p.low_seconds},
+                  {"third_quartile_seconds", p.high_seconds}};
+    if (p.ratio > 0) expected["ratio_to_previous"] = p.ratio;
+    EXPECT_EQ(all["runs"][i], expected);
+    expected["benchmark"] = "a, \"b\"";
+    rows.push_back(expected);
+  }
+  expect_rows(history_csv("a, \"b\"", points), rows);
+}
+
+TEST(HistoryForms, ReadLikeThis) {
+  EXPECT_EQ(history_text("a\nb", some_points()), R"(a b
+
+  date                       commit        device   n    median  quartiles               change
+  2026-03-01T10:00:00+00:00  0123456789ab  a <cpu>  5  1.000 ms  900.0 us .. 1.250 ms         -  ████▊
+  2026-03-02T10:00:00+00:00  0123456789ab  a <cpu>  6  2.000 ms  1.800 ms .. 2.500 ms  +100.0 %  █████████▋
+  2026-03-03T10:00:00+00:00  0123456789ab  -        7  3.000 ms  2.700 ms .. 3.750 ms         -  ██████████████▍
+  -                          -             a <cpu>  8  4.000 ms  3.600 ms .. 5.000 ms   -50.0 %  ███████████████████▎
+)");
+}
+
+// What is drawn is where its figures say: x by number, y by seconds, labels by their ticks, a line for each device.
+TEST(HistoryForms, PictureIsToScale) {
+  const std::vector<HistoryPoint> points = some_points();
+  const std::string svg = history_svg("a <b>", points);
+  EXPECT_THAT(svg, testing::AllOf(HasSubstr("<title>a &lt;b&gt;</title>"), HasSubstr(">unknown device</text>"),
+                                  HasSubstr(">a &lt;cpu&gt;</text>"), HasSubstr("height=\"456\"")));
+  const auto numbers = [&](const char* form) {
+    std::vector<std::vector<double>> found;
+    const std::regex wanted(form);
+    for (std::sregex_iterator at(svg.begin(), svg.end(), wanted), end; at != end; ++at) {
+      found.emplace_back();
+      for (std::size_t i = 1; i < at->size(); ++i) found.back().push_back(std::stod((*at)[i]));
+    }
+    return found;
+  };
+  // The tick labels give the scale.
+  const auto ticks = numbers("<text x=\"72\" y=\"([0-9.]+)\"[^>]*>([0-9.]+)(?: ms| s)</text>");
+  ASSERT_GT(ticks.size(), 3u);
+  EXPECT_EQ(ticks[0][1], 0);
+  const double zero = ticks[0][0] - 4, per_ms = (ticks[0][0] - ticks.back()[0]) / ticks.back()[1];
+  EXPECT_NEAR(zero, 330, 0.05) << "the axis";
+  for (const auto& tick : ticks) EXPECT_NEAR(tick[0], zero + 4 - per_ms * tick[1], 0.11);
+  EXPECT_NEAR(zero - per_ms * 5 * 1.05, 50, 0.2) << "the slowest quartile, 5 ms, has a little room";
+  const auto marks = numbers("<circle cx=\"([0-9.]+)\" cy=\"([0-9.]+)\" r=\"3.5\"");
+  const auto quartiles =
+      numbers("<line x1=\"([0-9.]+)\" y1=\"([0-9.]+)\" x2=\"[0-9.]+\" y2=\"([0-9.]+)\" stroke=\"#[0-9a-f]+\" opacity");
+  ASSERT_EQ(marks.size(), 4u);
+  ASSERT_EQ(quartiles.size(), 4u);
+  const std::size_t order[]{0, 1, 3, 2};  // device by device
+  for (std::size_t k = 0; k < 4; ++k) {
+    const HistoryPoint& p = points[order[k]];
+    const double x = 80 + 800.0 / 3 * static_cast<double>(order[k]);
+    EXPECT_NEAR(marks[k][0], x, 0.06);
+    EXPECT_NEAR(quartiles[k][0], x, 0.06);
+    EXPECT_NEAR(marks[k][1], zero - per_ms * 1e3 * p.median_seconds, 0.2);
+    EXPECT_NEAR(quartiles[k][1], zero - per_ms * 1e3 * p.low_seconds, 0.2);
+    EXPECT_NEAR(quartiles[k][2], zero - per_ms * 1e3 * p.high_seconds, 0.2);
+  }
+  EXPECT_THAT(svg, HasSubstr("rotate(-35)\" text-anchor=\"end\" fill=\"#666\">2026-03-01 0123456789ab</text>"));
+  EXPECT_EQ(numbers("points=\"([0-9.]+),[0-9.]+ [0-9.]+,[0-9.]+ [0-9.]+,[0-9.]+\"").size(), 1u) << "three of the CPU";
+  // One run is in the middle, and many have no more than twelve labels.
+  const std::string alone = history_svg("a", {points[0]});
+  EXPECT_THAT(alone, HasSubstr("<circle cx=\"480.0\""));
+  for (const std::size_t count : {12u, 13u, 24u, 100u}) {
+    const std::string many = history_svg("a", std::vector<HistoryPoint>(count, points[0]));
+    std::size_t labels = 0;
+    for (std::size_t at = many.find("rotate(-35)"); at != many.npos; at = many.find("rotate(-35)", at + 1)) ++labels;
+    EXPECT_LE(labels, 12u) << count;
+    EXPECT_GT(labels, 5u) << count;
+  }
+  EXPECT_THAT(history_svg("a", {}), testing::EndsWith("</svg>\n"));
 }
 
 }  // namespace

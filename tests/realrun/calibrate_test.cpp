@@ -160,6 +160,98 @@ TEST(LeastSquares, SaysWhichParametersThePointsLeaveOpen) {
   EXPECT_EQ(fit.factor_95[1], 0);
 }
 
+// One parameter that cannot move: the loss of each point is a parabola up to 0.1, beyond it a
+// straight line where the prediction is too slow, and Cauchy's logarithm where it is too fast.
+TEST(LeastSquares, LossIsThatOfEachPoint) {
+  const auto loss = [](std::vector<double> errors, FitLoss of) {
+    return fit_least_squares(
+               {{"held", 2, 2, 2}}, [&](const auto&) { return errors; }, of)
+        .loss;
+  };
+  const double cauchy = 0.01 * (0.5 + std::log(3.0));
+  EXPECT_DOUBLE_EQ(loss({0.05}, {}), 0.05 * 0.05 / 2);
+  EXPECT_DOUBLE_EQ(loss({-0.05}, {}), 0.05 * 0.05 / 2);
+  EXPECT_NEAR(loss({0.3}, {}), 0.1 * (0.3 - 0.05), 1e-15);
+  EXPECT_NEAR(loss({-0.3}, {}), cauchy, 1e-15);
+  EXPECT_NEAR(loss({-0.3}, published_loss()), 0.1 * (0.3 - 0.05), 1e-15) << "both sides count alike";
+  EXPECT_NEAR(loss({0.05, 0.3, -0.3, 0}, {}), (0.00125 + 0.025 + cauchy) / 4, 1e-15) << "the mean";
+  EXPECT_NEAR(loss({0.05, 0.3}, {.weights = {0.5, 1.5}}), (0.5 * 0.00125 + 1.5 * 0.025) / 2, 1e-15);
+  EXPECT_EQ(loss({}, {}), 0);
+  // All three pieces meet at 0.1.
+  for (const double beyond : {0.1 - 1e-9, 0.1 + 1e-9})
+    for (const double sign : {1.0, -1.0}) EXPECT_NEAR(loss({sign * beyond}, {}), 0.005, 1e-9);
+}
+
+// As many points as make no interval: none, one, as many as there are parameters; and points that are all alike.
+TEST(LeastSquares, FewAndEqualPointsGiveValuesWithoutIntervals) {
+  const auto fit = [](std::vector<FitParameter> parameters, std::vector<double> measured) {
+    return fit_least_squares(parameters, [&](const std::vector<double>& values) {
+      std::vector<double> errors;
+      for (std::size_t i = 0; i < measured.size(); ++i)
+        errors.push_back(std::log(values[i % values.size()] / measured[i]));
+      return errors;
+    });
+  };
+  const FitResult none = fit({{"a", 3, 1e-2, 1e2}}, {});
+  EXPECT_NEAR(none.values.at(0), 3, 1e-12) << "where it starts";
+  EXPECT_EQ(none.factor_95, std::vector<double>{0});
+  const FitResult one = fit({{"a", 3, 1e-2, 1e2}}, {7});
+  EXPECT_NEAR(one.values.at(0), 7, 1e-6);
+  EXPECT_EQ(one.factor_95, std::vector<double>{0});
+  const FitResult two = fit({{"a", 3, 1e-2, 1e2}, {"b", 3, 1e-2, 1e2}}, {7, 0.5});
+  EXPECT_NEAR(two.values.at(0), 7, 1e-6);
+  EXPECT_NEAR(two.values.at(1), 0.5, 1e-6);
+  EXPECT_EQ(two.factor_95, (std::vector<double>{0, 0}));
+  const FitResult alike = fit({{"a", 3, 1e-2, 1e2}}, {7, 7, 7});
+  EXPECT_NEAR(alike.values.at(0), 7, 1e-6);
+  EXPECT_NEAR(alike.factor_95.at(0), 1, 1e-6) << "they leave nothing open";
+  const FitResult spread = fit({{"a", 3, 1e-2, 1e2}, {"b", 3, 1e-2, 1e2}}, {7, 0.5, 7 * 1.02, 0.5 / 1.04});
+  EXPECT_NEAR(spread.values.at(0), 7 * std::sqrt(1.02), 1e-5);
+  // Two degrees of freedom are left; each mean is of two points.
+  const double variance = (2 * std::pow(std::log(1.02) / 2, 2) + 2 * std::pow(std::log(1.04) / 2, 2)) / 2;
+  for (const double factor : spread.factor_95) EXPECT_NEAR(std::log(factor), 1.96 * std::sqrt(variance / 2), 1e-4);
+}
+
+// A parameter stays within its bounds, wherever it starts and whatever the points want, and has no interval at one; the
+// others are what they would be alone.
+TEST(LeastSquares, BoundsHold) {
+  const auto fit = [](double start, double measured, FitLoss loss) {
+    return fit_least_squares(
+        {{"bounded", start, 0.5, 2}, {"free", 1, 1e-3, 1e3}},
+        [&](const std::vector<double>& values) {
+          return std::vector<double>{std::log(values[0] / measured), std::log(values[0] / measured),
+                                     std::log(values[1] / 5) + 0.02, std::log(values[1] / 5) - 0.02};
+        },
+        loss);
+  };
+  for (const FitLoss& loss : {FitLoss{}, published_loss()})
+    for (const double start : {0.01, 1.0, 100.0}) {
+      for (const auto& [measured, expected] : {std::pair{30.0, 2.0}, {1e-3, 0.5}}) {
+        const FitResult at_bound = fit(start, measured, loss);
+        EXPECT_NEAR(at_bound.values[0], expected, 1e-9) << start;
+        EXPECT_EQ(at_bound.factor_95[0], 0) << start;
+        EXPECT_NEAR(at_bound.values[1], 5, 1e-4) << start;
+        EXPECT_GT(at_bound.factor_95[1], 1) << start;
+      }
+      const FitResult inside = fit(start, 1.5, loss);
+      EXPECT_NEAR(inside.values[0], 1.5, 1e-4) << start;
+      EXPECT_GT(inside.factor_95[0], 1) << start;
+    }
+}
+
+// The mean of logarithms goes by the weights.
+TEST(LeastSquares, WeightsAreOfThePoints) {
+  FitLoss loss = published_loss();
+  loss.weights = {2, 0.5, 0.5};
+  const FitResult fit = fit_least_squares(
+      {{"constant", 1, 1e-2, 1e2}},
+      [](const std::vector<double>& values) {
+        return std::vector<double>{std::log(values[0]), std::log(values[0]) - 0.06, std::log(values[0]) - 0.03};
+      },
+      loss);
+  EXPECT_NEAR(std::log(fit.values[0]), (0.06 + 0.03) / 2 / 3, 1e-5);
+}
+
 // A CPU that costs exactly what the formulas say.
 struct Ideal {
   Device device;

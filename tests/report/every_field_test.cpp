@@ -28,6 +28,8 @@ Report whole_report() {
   r.engine = "des";
   r.step_seconds = 8;
   r.expected = ExpectedStep{7.25, 9.75, "megatron-core on measured devices", 31, 6};
+  r.tasks = {{"generate", 3, 0.25, 0.125, false, 1, 2}, {"judge", 1, 1.5, 0, true, 2, 3.5}};
+  r.iteration_seconds = 9;
   r.pipeline_seconds = 7.5;
   r.tokens_per_second = 64e3;
   r.tokens_per_second_per_device = 4e3;
@@ -115,6 +117,14 @@ std::vector<Field> fields() {
       {"expected.comparable", kTable | kJson | kBack, [](Report& r) { r.expected->comparable = "others"; }},
       {"expected.points", kJson | kBack, [](Report& r) { r.expected->points = 5; }},
       {"expected.sources", kJson | kBack, [](Report& r) { r.expected->sources = 5; }},
+      {"iteration_seconds", kTable | kJson | kBack, [](Report& r) { r.iteration_seconds = 10; }},
+      {"task.name", kTable | kJson | kBack, [](Report& r) { r.tasks[1].name = "another"; }},
+      {"task.repeats", kTable | kJson | kBack, [](Report& r) { r.tasks[0].repeats = 2; }},
+      {"task.seconds", kTable | kJson | kBack, [](Report& r) { r.tasks[0].seconds = 0.5; }},
+      {"task.waiting", kTable | kJson | kBack, [](Report& r) { r.tasks[0].waiting_seconds = 0.5; }},
+      {"task.beside", kTable | kJson | kBack, [](Report& r) { r.tasks[0].beside = true; }},
+      {"task.begin", kJson | kBack, [](Report& r) { r.tasks[0].begin_seconds = 0.5; }},
+      {"task.end", kJson | kBack, [](Report& r) { r.tasks[0].end_seconds = 0.5; }},
       {"pipeline_seconds", kJson | kBack, [](Report& r) { r.pipeline_seconds = 7; }},
       {"tokens_per_second", kAll, [](Report& r) { r.tokens_per_second *= 2; }},
       {"tokens_per_second_per_device", kAll, [](Report& r) { r.tokens_per_second_per_device *= 2; }},
@@ -229,13 +239,119 @@ TEST(EveryField, IsSeenWhereItIsMeantToBe) {
   }
 }
 
+// The figures that reading back knows are the ones that were written, to the last digit.
+TEST(EveryField, IsReadBackAsItWasWritten) {
+  using nlohmann::json;
+  json written = json::parse(report_json(whole_report()).dump()),
+       again = json::parse(report_json(read_back(whole_report())).dump());
+  for (json* of : {&written, &again})
+    for (const char* told : {"unmeasured", "unmeasured_share", "notes", "discrete_event"}) of->erase(told);
+  EXPECT_EQ(again, written);
+  const Report back = read_back(whole_report());
+  EXPECT_EQ(back.bounding_stage, 0);
+  EXPECT_EQ(back.memory_stage, 1);
+  EXPECT_TRUE(back.memory_fits);
+  EXPECT_EQ(back.figure("copies", "largest")->value, 1.75);
+}
+
+// Of every member that is read: another kind of value, or none, is refused by its place. The rest is overlooked.
+TEST(EveryField, ThatIsWrongIsRefusedByItsPlace) {
+  using nlohmann::json;
+  const json whole = json::parse(report_json(whole_report()).dump());
+  static constexpr const FigureKind* kKinds[] = {&kCopies};
+  const auto refusal = [&](const json& changed) {
+    try {
+      read_report(changed, {"report.json", "/of"}, kKinds);
+    } catch (const InputError& error) {
+      return error.where().pointer + ": " + error.found() + ", " + error.expected();
+    }
+    return std::string();
+  };
+  EXPECT_EQ(refusal(whole), "");
+  const std::vector<std::string> told{"/unmeasured",
+                                      "/notes",
+                                      "/discrete_event",
+                                      "/flop_convention",
+                                      "/memory/margin",
+                                      "/memory/fits",
+                                      "/memory/verdict",
+                                      "/memory/interval",
+                                      "/memory/parts",
+                                      "/memory/stage",
+                                      "/bounding_stage",
+                                      "/time",
+                                      "/expected_step_seconds/share"};
+  const auto is_told = [&](const std::string& at) {
+    return at.ends_with("/fits") || at.ends_with("node_high_bytes") ||
+           (at.starts_with("/stages") &&
+            (at.ends_with("/memory/host_bytes") || at.ends_with("/memory/storage_bytes"))) ||
+           std::ranges::any_of(told, [&](const std::string& part) {
+             return at.starts_with(part) && part != "/memory/stage" && part != "/bounding_stage";
+           });
+  };
+  std::size_t refused = 0;
+  const json leaves = whole.flatten();
+  for (const auto& [at, value] : leaves.items()) {
+    const json::json_pointer pointer(at);
+    const auto with = [&](const json& other) {
+      json changed = whole;
+      changed[pointer] = other;
+      return refusal(changed);
+    };
+    if (is_told(at)) {
+      EXPECT_EQ(with(json::object({{"a", 1}})), "") << at;
+      continue;
+    }
+    ++refused;
+    const std::string place = "/of" + at + ": ";
+    const char* const kind = value.is_string()    ? "a text"
+                             : value.is_boolean() ? "true or false"
+                             : value.is_number()  ? "a number"
+                                                  : "?";
+    for (const json& other : {json(true), json("x"), json(3), json{1}, json{{"a", 1}}, json()}) {
+      if (other.type() == value.type() || (other.is_number() && value.is_number())) continue;
+      EXPECT_EQ(with(other), place + other.dump() + ", " + kind) << at;
+    }
+    if (value.is_number_integer() && at != "/memory/stage" && at != "/bounding_stage") {
+      EXPECT_EQ(with(1.5), place + "1.5, an integer");
+      EXPECT_EQ(with(1e16), place + "1e+16, an integer");
+    }
+    if (value.is_string()) {
+      EXPECT_NE(with("a\x1b"), "") << at;
+    }
+    json without = whole;
+    json& parent = without[pointer.parent_pointer()];
+    if (!parent.is_object()) continue;
+    parent.erase(pointer.back());
+    const bool optional = at == "/iteration_seconds" || at == "/memory/stage" || at == "/bounding_stage" ||
+                          at.ends_with("/process_bytes") || at.find("/memory/host_") != at.npos ||
+                          at.find("/memory/storage_") != at.npos;
+    EXPECT_EQ(refusal(without), optional ? "" : place + "nothing, the figure of a report") << at;
+  }
+  EXPECT_GT(refused, 120u);
+  json stream = whole;
+  stream["ops"][0]["stream"] = "river";
+  EXPECT_EQ(refusal(stream), "/of/ops/0/stream: \"river\", the name of a stream");
+  json none = whole;
+  none["step_seconds"] = 0;
+  EXPECT_EQ(refusal(none), "/of/step_seconds: no time, seconds");
+  // Of a real run and its prediction the run is meant.
+  json both{{"prediction", whole}, {"measured", whole}};
+  both["measured"]["step_seconds"] = 16;
+  EXPECT_EQ(read_report(both, {}).step_seconds, 16);
+  EXPECT_TRUE(is_report(both) && is_report(whole));
+  for (const json& other : {json{{"engine", "des"}}, json{{"step_seconds", 1}}, json::array({whole}), json("measured")})
+    EXPECT_FALSE(is_report(other)) << other;
+}
+
 TEST(SharedMemory, FitsWhereItsCapacityIsUnknownOrEnough) {
   EXPECT_TRUE((SharedMemory{1, 2, 0, 0}).fits()) << "unknown";
   EXPECT_TRUE((SharedMemory{1, 2, 2, 0}).fits());
   EXPECT_FALSE((SharedMemory{1, 2, 0.5, 0}).fits());
 }
 
-TEST(ReportTable, ReadsLikeThis) { EXPECT_EQ(table_of(whole_report()), R"(whole
+TEST(ReportTable, ReadsLikeThis) {
+  EXPECT_EQ(table_of(whole_report()), R"(whole
 on a test's cluster
 
   step time                                      8.000 s  80 %: 7.250 s to 9.750 s (megatron-core on measured devices)
@@ -272,6 +388,12 @@ Time of one step (stage 0, rank 13)
   optimizer                                     210.0 ms     8.5 %  ██▊
   production slow-down                          220.0 ms     8.9 %  ██▉
   total                                          2.470 s
+
+Iteration
+  generate                                      250.0 ms  x 3, waits 125.0 ms before it begins
+  judge                                          1.500 s  beside the tasks that follow
+  slower beside others                           8.125 s
+  total                                          9.000 s  the step time is its mean over the steps
 
 Memory of one device at the peak (stage 3)
   parameters                                    1.40 GiB     1.9 %  ▋
@@ -345,7 +467,8 @@ Kernel shapes without a measured efficiency nearby (11.0 % of the step)
 Notes
   - the first note
   - the second note
-)"); }
+)");
+}
 
 }  // namespace
 }  // namespace orrery

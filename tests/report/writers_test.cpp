@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
+#include <sstream>
 
 #include "sim/report/columns.h"
 #include "sim/report/format.h"
@@ -594,6 +597,395 @@ TEST(Quantities, AreReadable) {
   EXPECT_EQ(bar(1.0 / 8, 1), "\u258f");
   EXPECT_EQ(bar(0, 8), "");
   EXPECT_EQ(left("\u00b5", 3), "\u00b5  ");
+}
+
+// Over all sizes, and just below where digits or units change: what is printed is the value to half of its last digit,
+// with four digits or more, and below the next unit.
+TEST(Quantities, SayTheirValueToFourDigitsInTheRightUnit) {
+  struct Kind {
+    const char* name;
+    std::string (*text)(double);
+    std::vector<std::pair<const char*, double>> units;  // the largest that fits is taken
+    double least_digits;
+  };
+  const std::vector<Kind> kinds{
+      {"seconds", seconds_text, {{" us", 1e-6}, {" ms", 1e-3}, {" s", 1}}, 4},
+      {"bytes",
+       bytes_text,
+       {{" B", 1}, {" KiB", 0x1p10}, {" MiB", 0x1p20}, {" GiB", 0x1p30}, {" TiB", 0x1p40}, {" PiB", 0x1p50}},
+       1},
+      {"rates", rate_text, {{"", 1}, {" M", 1e6}, {" G", 1e9}, {" T", 1e12}, {" P", 1e15}}, 1}};
+  std::size_t checked = 0;
+  for (const Kind& kind : kinds)
+    for (double size = kind.units.front().second; size < 1e17; size *= 1.37)
+      for (const double value : {size, -size}) {
+        const std::string text = kind.text(value);
+        std::size_t end = 0;
+        const double number = std::stod(text, &end);
+        const std::string unit = text.substr(end);
+        const auto found = std::ranges::find_if(kind.units, [&](const auto& u) { return unit == u.first; });
+        ASSERT_NE(found, kind.units.end()) << text;
+        const std::size_t dot = text.find('.');
+        const double last = dot == std::string::npos ? 1 : std::pow(10, -static_cast<double>(end - dot - 1));
+        EXPECT_NEAR(number * found->second, value, 0.5000001 * last * found->second) << kind.name << ' ' << text;
+        EXPECT_TRUE(std::next(found) == kind.units.end() || size < std::next(found)->second) << text;
+        EXPECT_TRUE(found == kind.units.begin() || size >= found->second) << text;
+        if (kind.least_digits == 4) {
+          EXPECT_GE(std::abs(number) / last, 999.5) << text;
+        }
+        ++checked;
+      }
+  EXPECT_GT(checked, 500u);
+  using Texts = std::vector<std::pair<std::string, std::string>>;
+  for (const auto& [said, expected] : Texts{{seconds_text(0.99951), "999.5 ms"},
+                                            {seconds_text(9.9994), "9.999 s"},
+                                            {seconds_text(9.9996), "10.00 s"},
+                                            {seconds_text(99.994), "99.99 s"},
+                                            {seconds_text(99.996), "100.0 s"},
+                                            {seconds_text(999.94), "999.9 s"},
+                                            {seconds_text(999.96), "1000 s"},
+                                            {bytes_text(1023), "1023 B"},
+                                            {bytes_text(1024), "1.00 KiB"},
+                                            {bytes_text(0x1p61), "2048.00 PiB"},
+                                            {rate_text(99.99), "99.99"},
+                                            {rate_text(100), "100"},
+                                            {rate_text(999999), "999999"},
+                                            {rate_text(1e6), "1.000 M"},
+                                            {rate_text(0), "0.00"},
+                                            {rate_text(3e18), "3000 P"},
+                                            {percent_text(0.00049), "0.0 %"},
+                                            {percent_text(-0.5), "-50.0 %"},
+                                            {signed_percent_text(0.048), "+4.8 %"},
+                                            {signed_percent_text(-0.0004), "+0.0 %"},
+                                            {signed_percent_text(0.0004), "+0.0 %"},
+                                            {signed_percent_text(-0.0006), "-0.1 %"},
+                                            {signed_percent_text(-0.25), "-25.0 %"}})
+    EXPECT_EQ(said, expected);
+}
+
+TEST(Quantities, TicksAreRoundAndNoMoreThanAskedFor) {
+  for (double span = 1e-7; span < 1e9; span *= 1.23)
+    for (const int most : {1, 3, 4, 6, 8, 10}) {
+      const double step = tick_step(span, most), power = std::pow(10, std::floor(std::log10(step) + 1e-9));
+      const double factor = step / power;
+      const bool is_round = std::abs(factor - 1) < 1e-9 || std::abs(factor - 2) < 1e-9 || std::abs(factor - 5) < 1e-9;
+      EXPECT_TRUE(is_round) << span << ' ' << most << ' ' << step;
+      EXPECT_LE(span / step, most * (1 + 1e-9));
+      const double next_smaller = std::abs(factor - 5) < 1e-9 ? step / 2.5 : step / 2;
+      EXPECT_GT(span / next_smaller, most * (1 - 1e-9)) << "no finer one would do";
+    }
+}
+
+TEST(Quantities, BarsAreAsLongAsTheirShare) {
+  const auto eighths = [](const std::string& text) {
+    int sum = 0;
+    for (std::size_t i = 0; i < text.size(); i += 3)  // U+2588 is whole, U+258f an eighth
+      sum += 8 - (static_cast<unsigned char>(text[i + 2]) - 0x88);
+    return sum;
+  };
+  for (const int columns : {1, 8, 32})
+    for (int i = 0; i <= 1000; ++i) {
+      const double share = i / 1000.0;
+      const std::string text = bar(share, columns);
+      ASSERT_EQ(text.size() % 3, 0u);
+      EXPECT_EQ(eighths(text), std::lround(share * columns * 8)) << share;
+    }
+  for (const double beyond : {1.5, 100.0}) EXPECT_EQ(eighths(bar(beyond, 8)), 64);
+  EXPECT_EQ(bar(-1, 8), "");
+  EXPECT_EQ(bar(std::numeric_limits<double>::quiet_NaN(), 8), "");
+}
+
+// Cells of a line by RFC 4180.
+std::vector<std::string> cells_of(const std::string& line) {
+  std::vector<std::string> cells(1);
+  bool quoted = false;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '"') {
+      if (quoted && i + 1 < line.size() && line[i + 1] == '"')
+        cells.back() += line[i++];
+      else
+        quoted = !quoted;
+    } else if (line[i] == ',' && !quoted) {
+      cells.emplace_back();
+    } else if (line[i] != '\n' || quoted) {
+      cells.back() += line[i];
+    }
+  }
+  return cells;
+}
+
+// Whatever a name is made of, it stays in its cell, and is what it was, but for what a spreadsheet would act on.
+TEST(ReportCsv, EveryRowHasACellPerHeading) {
+  const std::size_t columns = cells_of(csv_header()).size();
+  EXPECT_EQ(columns, report_columns().size() + 1);
+  const std::string_view more[]{"digest", "version"};
+  EXPECT_EQ(cells_of(csv_header(more)).size(), columns + 2);
+  for (const std::string name : {"plain", "a,b", "say \"so\"", "two\nlines", "\"", ",", "", " blank ", "\"a\",b"}) {
+    Report report = discrete_event_report();
+    report.bound_by = name;
+    const std::string text[]{name, "0.1"};
+    const std::vector<std::string> cells = cells_of(csv_row(name, report, text));
+    ASSERT_EQ(cells.size(), columns + 2) << name;
+    EXPECT_EQ(cells.front(), name);
+    EXPECT_EQ(cells[columns], name);
+    EXPECT_EQ(cells[columns + 1], "0.1");
+    for (std::size_t i = 0; i < report_columns().size(); ++i) {
+      const ColumnValue value = report_columns()[i].value(report);
+      const std::string& cell = cells[i + 1];
+      if (const auto* number = std::get_if<double>(&value)) {
+        if (std::isnan(*number)) {
+          EXPECT_EQ(cell, "");
+        } else {
+          EXPECT_EQ(std::stod(cell), *number) << report_columns()[i].name;
+        }
+      } else if (const auto* count = std::get_if<std::int64_t>(&value)) {
+        EXPECT_EQ(cell, std::to_string(*count));
+      } else if (const auto* flag = std::get_if<bool>(&value)) {
+        EXPECT_EQ(cell, *flag ? "true" : "false");
+      } else {
+        EXPECT_EQ(cell, std::get<std::string_view>(value));
+      }
+    }
+  }
+  for (const char* formula : {"=1", "+1", "-1", "@a", "\ta"})
+    EXPECT_EQ(cells_of(csv_row(formula, example_report())).front(), "'" + std::string(formula));
+  for (const ReportColumn& column : report_columns()) {
+    EXPECT_EQ(find_report_column(column.name), &column) << "each name once";
+  }
+  EXPECT_EQ(find_report_column("no such"), nullptr);
+}
+
+// By column: both sides as each has it alone, and their difference where there is one.
+TEST(Comparison, CsvHasBothSidesAndTheirDifference) {
+  const Report a = example_report();
+  Report b = discrete_event_report();
+  b.step_seconds = 3;
+  b.devices = 24;
+  b.memory_fits = false;
+  std::istringstream lines(comparison_csv(a, b));
+  std::string line;
+  std::getline(lines, line);
+  EXPECT_EQ(line, "column,a,b,difference");
+  for (const ReportColumn& column : report_columns()) {
+    if (column.of_ops) continue;
+    ASSERT_TRUE(std::getline(lines, line)) << column.name;
+    const auto cell = [&](const Report& of) {
+      std::string text;
+      append_csv(column.value(of), text);
+      return text;
+    };
+    std::string difference;
+    if (const ColumnValue value = column.value(a); std::holds_alternative<double>(value)) {
+      append_csv(std::get<double>(column.value(b)) - std::get<double>(value), difference);
+    } else if (std::holds_alternative<std::int64_t>(value)) {
+      difference = std::to_string(std::get<std::int64_t>(column.value(b)) - std::get<std::int64_t>(value));
+    }
+    EXPECT_EQ(line, column.name + "," + cell(a) + "," + cell(b) + "," + difference);
+  }
+  EXPECT_FALSE(std::getline(lines, line)) << line;
+  EXPECT_THAT(comparison_csv(a, b), AllOf(HasSubstr("\ndevices,16,24,8\n"), HasSubstr("\nengine,analytical,des,\n"),
+                                          HasSubstr("\nmemory_fits,true,false,\n")));
+}
+
+TEST(Comparison, ReadsLikeThis) {
+  const Report a = example_report();
+  Report b = example_report();
+  b.stages[0].time.matmul = 1.0;
+  b.stages[0].time.bubble += 0.1;
+  b.stages[0].time.attention = 0.25;
+  b.stages[0].time.optimizer = 1e-12;  // rounding
+  b.step_seconds -= 0.15;
+  b.tokens_per_second_per_device = 0;
+  b.model_flops_per_second_per_device = 0.25e12;
+  b.memory_peak_bytes = 90e9;
+  b.memory_fits = false;
+  b.bound_by = "the host";
+  EXPECT_EQ(comparison_table(a, b, {"a title"}, {}, {.a = "old", .b = "new"}), R"(a title
+
+                                                     old           new     change
+  step time                                      2.067 s       1.917 s     -7.3 %
+  tokens/s per device                              93750          0.00   -100.0 %
+  model TFLOP/s per device                             0          0.25
+  MFU                                             42.0 %        42.0 %       same
+  peak memory                                  55.88 GiB     83.82 GiB    +50.0 %
+  memory                                            fits  does not fit
+  bound by                                                              old: matrix products; new: the host
+
+What makes the difference (each on the stage that bounds it)
+  matrix products                                1.500 s       1.000 s    -500.0 ms  ████████████████████████████████
+  attention                                          0 s      250.0 ms    +250.0 ms  ████████████████
+  pipeline bubble                               441.7 ms      541.7 ms    +100.0 ms  ██████▍
+  exposed tensor-parallel communication         125.0 ms      125.0 ms          0 s
+)");
+  const std::string coloured = comparison_table(a, b, {"a title"}, {.colour = true});
+  EXPECT_THAT(coloured, AllOf(HasSubstr("\x1b[1ma title\x1b[0m\n"), HasSubstr("-500.0 ms  \x1b[32m\u2588"),
+                              HasSubstr("+250.0 ms  \x1b[1;31m\u2588")));
+}
+
+// A timeline with one of everything.
+Report small_timeline() {
+  Report report = discrete_event_report();
+  report.step_seconds = 4e-3;
+  report.bubble_fraction = 0.25;
+  report.discrete_event->link_kinds = {{"nic", 16, 50e9, 1e9, 2e9, 0.25, 0.5, {0.25, 1}}};
+  report.tasks = {{"generate", 3, 0.25, 0.125, false, 1e-3, 2e-3}, {"judge", 1, 1.5, 0, true, 2e-3, 5e-3}};
+  Timeline& t = report.timeline;
+  t = {};
+  t.ops = {{"layer.forward.fc1", "linear", "compute", 2e9, 3e6}, {"wait: gradient reduction", "wait", "", 0, 0}};
+  t.intervals = {slot(0, SlotKind::forward, 0, 0, 1e-3),
+                 slot(0, SlotKind::backward, 0, 2e-3, 3e-3),
+                 slot(1, SlotKind::forward, 0, 1e-3, 1.5e-3),
+                 slot(1, SlotKind::backward, 0, 1.5e-3, 2e-3),
+                 slot(1, SlotKind::weight_gradient, 12, 2e-3, 2.01e-3),
+                 {0, Stream::data_communication, 3, 0, 0, 3e-3, 3.5e-3, "gradients.reduce_scatter"},
+                 {0, Stream::compute, 3, 0, 0, 3.5e-3, 4e-3, "adam"},
+                 {1, Stream::compute, 3, 0, 0, 3.5e-3, 4e-3, ""}};
+  t.intervals[1].chunk = 1;
+  t.intervals[3].op = 0;
+  t.op_slices = {{0, Stream::compute, 0, 0, 0.5e-3},
+                 {0, Stream::tensor_communication, 0, 0.5e-3, 0.75e-3},
+                 {0, Stream::compute, 1, 0.75e-3, 1e-3},
+                 {0, Stream::compute, 1, 1e-3, 1e-3}};
+  t.op_stages = {0};
+  t.slots_with_ops = 1;
+  t.stages = {"stage 0, rank 3"};
+  t.ranks = {{"stage 1, 7 ranks like 8", {slot(1, SlotKind::forward, 5, 0.25e-3, 0.5e-3)}}};
+  t.arrows = {{0, 1, 1e-3, 1e-3}, {1, 0, 2e-3, 2e-3}, {0, 1, 0, 0}, {0, 1, 1e-3, 9e-3}};
+  t.memory = {{0, 0, {}}, {1, 0.5e-3, {2e9, 3e9}}};
+  return report;
+}
+
+// Of a report that has only a step time every writer says that and no more.
+TEST(Table, OfAReportWithoutStagesIsItsHead) {
+  Report report;
+  report.engine = "measured";
+  report.step_seconds = 2;
+  report.memory_capacity_bytes = 1;
+  report.bound_by = "something";
+  const std::string table = report_table(report, {}, {});
+  EXPECT_THAT(table, testing::StartsWith("  step time                                      2.000 s\n  tokens/s "));
+  EXPECT_THAT(table, testing::EndsWith("\n  bound by                                                something\n"));
+  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 10) << table;
+  EXPECT_THAT(comparison_table(report, report, {}, {}),
+              AllOf(testing::StartsWith("                                                        A             B"),
+                    HasSubstr("  step time                                      2.000 s       2.000 s       same\n"),
+                    Not(HasSubstr("What makes the difference"))));
+  const json written = json::parse(report_json(report).dump());
+  EXPECT_FALSE(written.contains("time") || written.contains("bounding_stage") || written["memory"].contains("parts"));
+  EXPECT_FALSE(comparison_json(report, report)["change"].contains("time"));
+  EXPECT_EQ(read_report(written, {}).step_seconds, 2);
+}
+
+TEST(Trace, ReadsLikeThis) {
+  EXPECT_EQ(
+      report_trace(small_timeline()),
+      R"({"displayTimeUnit":"ms","otherData":{"engine":"des","step_seconds":0.004,"slots":5,"slots_with_ops":1,"stages_with_ops":[0],"only_those_stages":false},"traceEvents":[
+{"ph":"M","name":"process_name","pid":0,"tid":0,"args":{"name":"stage 0, rank 3"}},
+{"ph":"M","name":"process_sort_index","pid":0,"tid":0,"args":{"sort_index":0}},
+{"ph":"M","name":"thread_name","pid":0,"tid":1,"args":{"name":"compute"}},
+{"ph":"M","name":"thread_sort_index","pid":0,"tid":1,"args":{"sort_index":1}},
+{"ph":"M","name":"thread_name","pid":0,"tid":7,"args":{"name":"data_communication"}},
+{"ph":"M","name":"thread_sort_index","pid":0,"tid":7,"args":{"sort_index":7}},
+{"ph":"M","name":"thread_name","pid":0,"tid":14,"args":{"name":"compute ops"}},
+{"ph":"M","name":"thread_sort_index","pid":0,"tid":14,"args":{"sort_index":14}},
+{"ph":"M","name":"thread_name","pid":0,"tid":15,"args":{"name":"tensor_communication ops"}},
+{"ph":"M","name":"thread_sort_index","pid":0,"tid":15,"args":{"sort_index":15}},
+{"ph":"M","name":"process_name","pid":1,"tid":0,"args":{"name":"stage 1"}},
+{"ph":"M","name":"process_sort_index","pid":1,"tid":0,"args":{"sort_index":1}},
+{"ph":"M","name":"thread_name","pid":1,"tid":1,"args":{"name":"compute"}},
+{"ph":"M","name":"thread_sort_index","pid":1,"tid":1,"args":{"sort_index":1}},
+{"ph":"M","name":"process_name","pid":2,"tid":0,"args":{"name":"stage 1, 7 ranks like 8"}},
+{"ph":"M","name":"process_sort_index","pid":2,"tid":0,"args":{"sort_index":2}},
+{"ph":"M","name":"thread_name","pid":2,"tid":1,"args":{"name":"compute"}},
+{"ph":"M","name":"thread_sort_index","pid":2,"tid":1,"args":{"sort_index":1}},
+{"ph":"M","name":"process_name","pid":3,"tid":0,"args":{"name":"links"}},
+{"ph":"M","name":"process_sort_index","pid":3,"tid":0,"args":{"sort_index":3}},
+{"ph":"M","name":"process_name","pid":4,"tid":0,"args":{"name":"iteration"}},
+{"ph":"M","name":"process_sort_index","pid":4,"tid":0,"args":{"sort_index":4}},
+{"ph":"M","name":"thread_name","pid":4,"tid":1,"args":{"name":"tasks"}},
+{"ph":"M","name":"thread_sort_index","pid":4,"tid":1,"args":{"sort_index":1}},
+{"ph":"M","name":"thread_name","pid":4,"tid":2,"args":{"name":"beside them"}},
+{"ph":"M","name":"thread_sort_index","pid":4,"tid":2,"args":{"sort_index":2}},
+{"ph":"X","name":"F 0","cat":"forward","pid":0,"tid":1,"ts":0.000,"dur":1000.000,"args":{"kind":"forward","seconds":0.001,"micro_batch":0,"chunk":0}},
+{"ph":"C","name":"memory bytes","pid":0,"tid":0,"ts":0.000,"args":{"parameter":0,"gradient":0,"optimizer_state":0,"activation":0,"communication_buffer":0,"workspace":0}},
+{"ph":"X","name":"layer.forward.fc1","cat":"kernel","pid":0,"tid":14,"ts":0.000,"dur":500.000,"args":{"kind":"linear","flops":2e+09,"bytes":3e+06,"bound":"compute"}},
+{"ph":"C","name":"nic utilisation %","pid":3,"tid":0,"ts":0.000,"args":{"busiest":25}},
+{"ph":"X","name":"F 5","cat":"forward","pid":2,"tid":1,"ts":250.000,"dur":250.000,"args":{"kind":"forward","seconds":0.00025,"micro_batch":5,"chunk":0}},
+{"ph":"C","name":"memory bytes","pid":1,"tid":0,"ts":500.000,"args":{"parameter":2000000000,"gradient":3000000000,"optimizer_state":0,"activation":0,"communication_buffer":0,"workspace":0}},
+{"ph":"X","name":"layer.forward.fc1","cat":"tensor_communication","pid":0,"tid":15,"ts":500.000,"dur":250.000,"args":{"kind":"linear","flops":2e+09,"bytes":3e+06,"bound":"compute"}},
+{"ph":"X","name":"wait: gradient reduction","cat":"wait","pid":0,"tid":14,"ts":750.000,"dur":250.000,"args":{"kind":"wait"}},
+{"ph":"s","name":"message","cat":"message","id":1,"pid":0,"tid":1,"ts":999.999},
+{"ph":"X","name":"F 0","cat":"forward","pid":1,"tid":1,"ts":1000.000,"dur":500.000,"args":{"kind":"forward","seconds":0.0005,"micro_batch":0,"chunk":0}},
+{"ph":"f","name":"message","cat":"message","id":1,"pid":1,"tid":1,"ts":1000.000,"bp":"e"},
+{"ph":"X","name":"generate","cat":"task","pid":4,"tid":1,"ts":1000.000,"dur":1000.000,"args":{"repeats":3,"seconds":0.25,"waiting_seconds":0.125}},
+{"ph":"X","name":"B 0","cat":"backward","pid":1,"tid":1,"ts":1500.000,"dur":500.000,"args":{"kind":"linear","flops":2e+09,"bytes":3e+06,"bound":"compute","seconds":0.0005,"micro_batch":0,"chunk":0}},
+{"ph":"s","name":"message","cat":"message","id":2,"pid":1,"tid":1,"ts":1999.999},
+{"ph":"X","name":"B 0","cat":"backward","pid":0,"tid":1,"ts":2000.000,"dur":1000.000,"args":{"kind":"backward","seconds":0.001,"micro_batch":0,"chunk":1}},
+{"ph":"X","name":"W 12","cat":"weight_gradient","pid":1,"tid":1,"ts":2000.000,"dur":10.000,"args":{"kind":"weight_gradient","seconds":1.0000000000000026e-05,"micro_batch":12,"chunk":0}},
+{"ph":"f","name":"message","cat":"message","id":2,"pid":0,"tid":1,"ts":2000.000,"bp":"e"},
+{"ph":"C","name":"nic utilisation %","pid":3,"tid":0,"ts":2000.000,"args":{"busiest":100}},
+{"ph":"X","name":"judge","cat":"task","pid":4,"tid":2,"ts":2000.000,"dur":3000.000,"args":{"repeats":1,"seconds":1.5,"waiting_seconds":0}},
+{"ph":"X","name":"gradients.reduce_scatter","cat":"data_communication","pid":0,"tid":7,"ts":3000.000,"dur":500.000,"args":{"kind":"update","seconds":0.0005}},
+{"ph":"X","name":"adam","cat":"update","pid":0,"tid":1,"ts":3500.000,"dur":500.000,"args":{"kind":"update","seconds":0.0005}},
+{"ph":"X","name":"update","cat":"update","pid":1,"tid":1,"ts":3500.000,"dur":500.000,"args":{"kind":"update","seconds":0.0005}},
+{"ph":"C","name":"nic utilisation %","pid":3,"tid":0,"ts":4000.000,"args":{"busiest":0}}
+]}
+)");
+}
+
+TEST(Svg, ReadsLikeThis) {
+  EXPECT_EQ(
+      report_svg(small_timeline(), "a title"),
+      R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1200 176" width="1200" height="176" font-family="Helvetica, Arial, sans-serif" font-size="11">
+<title>a title</title>
+<rect width="1200" height="176" fill="#ffffff"/>
+<text x="64" y="22" font-size="15" font-weight="bold" fill="#222">a title</text>
+<text x="64" y="40" fill="#666">step 4.000 ms, pipeline bubble 25.0 %</text>
+<line x1="64.00" y1="54" x2="64.00" y2="118" stroke="#e4e4e4"/>
+<text x="64.00" y="134" text-anchor="middle" fill="#666">0 ms</text>
+<line x1="204.00" y1="54" x2="204.00" y2="118" stroke="#e4e4e4"/>
+<text x="204.00" y="134" text-anchor="middle" fill="#666">0.5 ms</text>
+<line x1="344.00" y1="54" x2="344.00" y2="118" stroke="#e4e4e4"/>
+<text x="344.00" y="134" text-anchor="middle" fill="#666">1 ms</text>
+<line x1="484.00" y1="54" x2="484.00" y2="118" stroke="#e4e4e4"/>
+<text x="484.00" y="134" text-anchor="middle" fill="#666">1.5 ms</text>
+<line x1="624.00" y1="54" x2="624.00" y2="118" stroke="#e4e4e4"/>
+<text x="624.00" y="134" text-anchor="middle" fill="#666">2 ms</text>
+<line x1="764.00" y1="54" x2="764.00" y2="118" stroke="#e4e4e4"/>
+<text x="764.00" y="134" text-anchor="middle" fill="#666">2.5 ms</text>
+<line x1="904.00" y1="54" x2="904.00" y2="118" stroke="#e4e4e4"/>
+<text x="904.00" y="134" text-anchor="middle" fill="#666">3 ms</text>
+<line x1="1044.00" y1="54" x2="1044.00" y2="118" stroke="#e4e4e4"/>
+<text x="1044.00" y="134" text-anchor="middle" fill="#666">3.5 ms</text>
+<line x1="1184.00" y1="54" x2="1184.00" y2="118" stroke="#e4e4e4"/>
+<text x="1184.00" y="134" text-anchor="middle" fill="#666">4 ms</text>
+<text x="56" y="74.5" text-anchor="end" fill="#333">stage 0</text>
+<text x="56" y="104.5" text-anchor="end" fill="#333">stage 1</text>
+<g fill="none" stroke-width="25">
+<path stroke="#45a558" d="M624.3 70.5h279.4"/>
+<path stroke="#9ec5f4" d="M64.3 70.5h279.4"/>
+<path stroke="#c9c4d8" d="M1044.3 70.5h139.4"/>
+<path stroke="#9ec5f4" d="M344.3 100.5h139.4"/>
+<path stroke="#a8dcae" d="M484.3 100.5h139.4"/>
+<path stroke="#c9c4d8" d="M1044.3 100.5h139.4"/>
+<path stroke="#ffd591" d="M624.3 100.5h2.2"/>
+</g>
+<g text-anchor="middle" fill="#1b1b1b">
+<text x="204" y="74.5">0</text>
+<text x="764" y="74.5">0</text>
+<text x="414" y="104.5">0</text>
+<text x="554" y="104.5">0</text>
+</g>
+<rect x="64" y="150" width="12" height="12" rx="2" fill="#74a6e4"/>
+<text x="81" y="160" fill="#333">forward</text>
+<rect x="143.4" y="150" width="12" height="12" rx="2" fill="#77c183"/>
+<text x="160.4" y="160" fill="#333">backward</text>
+<rect x="229" y="150" width="12" height="12" rx="2" fill="#f2b860"/>
+<text x="246" y="160" fill="#333">weight gradient</text>
+<rect x="358" y="150" width="12" height="12" rx="2" fill="#c9c4d8"/>
+<text x="375" y="160" fill="#333">update</text>
+</svg>
+)");
 }
 
 }  // namespace

@@ -7,8 +7,11 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <regex>
+#include <sstream>
 
 #include "sim/base/error.h"
 #include "study/training/training_results.h"
@@ -293,6 +296,181 @@ TEST(TrainingReport, HasARowForEachStepAndAPanelForWhatChanges) {
   const std::string table = training_table(training, {"title"});
   EXPECT_THAT(table, HasSubstr("  47-49 "));  // the last of 20 rows
   EXPECT_THAT(table, HasSubstr("10 different steps for all 50"));
+}
+
+// A training made by hand: 45 steps in 20 rows, in which figures and a controller's column change.
+Training made_training() {
+  Training training;
+  training.first_step = 5;
+  training.steps = 45;
+  training.different = 3;
+  training.memory_capacity_bytes = 80e9;
+  for (const std::string_view name : kTrainingColumns) training.columns.push_back({std::string(name), {}});
+  for (const FigureKind* kind : figure_columns()) training.columns.push_back({kind->column, {}});
+  training.columns.push_back({"copies", {}});
+  double begin = 0;
+  for (int i = 0; i < 45; ++i) {
+    const double seconds = i == 20 ? 400 : 200 - i, waiting = i % 10 == 9 ? 0.5 : 0;
+    std::vector<double> row{5.0 + i, begin, seconds, waiting, 0, 1000.0 + i, 0.4 + 0.001 * i, 0.25 * i, 60e9 + 1e9 * i};
+    for (const FigureKind* kind : figure_columns()) row.push_back(kind->otherwise);
+    row[std::size(kTrainingColumns)] = 1 + 0.125 * (i % 4);
+    row.push_back(i * i);
+    for (std::size_t c = 0; c < row.size(); ++c) training.columns[c].values.push_back(row[c]);
+    begin += waiting + seconds;
+  }
+  training.seconds = begin;
+  training.unfinished_seconds = 0.125;
+  training.memory_fits = false;
+  return training;
+}
+
+TEST(TrainingReport, ReadsLikeThis) {
+  EXPECT_EQ(training_table(made_training(), {"a title", "more"}), R"(a title
+more
+
+  steps     step                 waiting     MFU   exposed  peak memory  busiest rank  copies
+    5-6  199.5 s  ████████             -  40.1 %  125.0 ms    56.81 GiB         1.062     0.5
+    7-8  197.5 s  ███████▉             -  40.2 %  625.0 ms    58.67 GiB         1.312     6.5
+   9-10  195.5 s  ███████▉             -  40.5 %   1.125 s    60.54 GiB         1.062    20.5
+  11-13  193.0 s  ███████▊             -  40.7 %   1.750 s    63.33 GiB         1.208   49.67
+  14-15  190.5 s  ███████▋      250.0 ms  41.0 %   2.375 s    65.19 GiB         1.188    90.5
+  16-17  188.5 s  ███████▌             -  41.2 %   2.875 s    67.06 GiB         1.188   132.5
+  18-19  186.5 s  ███████▌             -  41.4 %   3.375 s    68.92 GiB         1.188   182.5
+  20-22  184.0 s  ███████▍             -  41.6 %   4.000 s    71.71 GiB         1.167   256.7
+  23-24  181.5 s  ███████▎      250.0 ms  41.9 %   4.625 s    73.57 GiB         1.312   342.5
+  25-26  289.5 s  ███████████▋         -  42.1 %   5.125 s    75.44 GiB         1.062   420.5
+  27-28  177.5 s  ███████▏             -  42.3 %   5.625 s    77.30 GiB         1.312   506.5
+  29-31  175.0 s  ███████              -  42.5 %   6.250 s    80.09 GiB         1.125   625.7
+  32-33  172.5 s  ██████▉              -  42.8 %   6.875 s    81.96 GiB         1.188   756.5
+  34-35  170.5 s  ██████▉       250.0 ms  43.0 %   7.375 s    83.82 GiB         1.188   870.5
+  36-37  168.5 s  ██████▊              -  43.2 %   7.875 s    85.68 GiB         1.188   992.5
+  38-40  166.0 s  ██████▋              -  43.4 %   8.500 s    88.48 GiB         1.250    1157
+  41-42  163.5 s  ██████▌              -  43.6 %   9.125 s    90.34 GiB         1.062    1332
+  43-44  161.5 s  ██████▌       250.0 ms  43.9 %   9.625 s    92.20 GiB         1.312    1482
+  45-46  159.5 s  ██████▍              -  44.0 %   10.12 s    94.06 GiB         1.062    1640
+  47-49  157.0 s  ██████▎              -  44.3 %   10.75 s    96.86 GiB         1.208    1850
+
+  all steps                2.29 h
+  per step                 182.9 s on average, 156.0 s to 400.0 s
+  waiting                  2.000 s before 4 steps
+  still moving             125.0 ms of sending after the last step
+  memory                   at most 96.86 GiB of 74.51 GiB: does not fit in every step
+  predicted                3 different steps for all 45
+)");
+}
+
+// Every line of the CSV has the columns of the JSON at its step.
+TEST(TrainingReport, CsvAndJsonHaveEveryColumn) {
+  const Training training = made_training();
+  const std::string_view more[]{"digest", "version"};
+  const std::string inputs[]{"d1", "0.1"};
+  const nlohmann::ordered_json json = training_json(training);
+  EXPECT_EQ(json["first_step"], 5);
+  EXPECT_EQ(json["steps"], 45);
+  EXPECT_EQ(json["different_steps"], 3);
+  EXPECT_EQ(json["seconds"], training.seconds);
+  EXPECT_EQ(json["unfinished_seconds"], 0.125);
+  EXPECT_EQ(json["memory_capacity_bytes"], 80e9);
+  EXPECT_EQ(json["memory_fits"], false);
+  EXPECT_TRUE(json["columns"]["step"][0].is_number_integer());
+  std::istringstream lines(training_csv(training, "run", more, inputs));
+  std::string line, heading = "scenario";
+  std::vector<std::string> names;
+  for (const auto& [name, values] : json["columns"].items()) {
+    heading += "," + name;
+    names.push_back(name);
+    EXPECT_EQ(values.size(), 45u) << name;
+  }
+  std::getline(lines, line);
+  EXPECT_EQ(line, heading + ",digest,version");
+  for (std::size_t i = 0; i < 45; ++i) {
+    ASSERT_TRUE(std::getline(lines, line));
+    std::istringstream cells(line);
+    std::string cell;
+    std::getline(cells, cell, ',');
+    EXPECT_EQ(cell, "run");
+    for (const std::string& name : names) {
+      std::getline(cells, cell, ',');
+      EXPECT_EQ(std::stod(cell), json["columns"][name][i].get<double>()) << name << i;
+    }
+    std::getline(cells, cell);
+    EXPECT_EQ(cell, "d1,0.1");
+  }
+  EXPECT_FALSE(std::getline(lines, line));
+}
+
+// Panels of the step time and of what changes, each to its own scale: the ticks say it, and the path goes by it.
+TEST(TrainingReport, PictureIsToScale) {
+  const Training training = made_training();
+  const std::string svg = training_svg(training, {"one", "two"});
+  struct Panel {
+    std::string heading;
+    std::vector<std::pair<double, double>> ticks;  // y and value
+    std::vector<std::pair<double, double>> path;
+  };
+  std::vector<Panel> panels(1);
+  const std::regex tick("<text x=\"90.0\" y=\"([0-9.]+)\" text-anchor=\"end\" fill=\"#666\">([^<]*)</text>"),
+      heading("<text x=\"96.0\" y=\"[0-9.]+\" text-anchor=\"start\" fill=\"#222\">([^<]*)</text>"),
+      path("<path d=\"([^\"]*)\""), place("[ML]([0-9.]+) ([0-9.]+)");
+  std::istringstream lines(svg);
+  for (std::string line; std::getline(lines, line);) {
+    std::smatch m;
+    if (std::regex_search(line, m, tick)) panels.back().ticks.emplace_back(std::stod(m[1]) - 4, std::stod(m[2]));
+    if (std::regex_search(line, m, heading)) panels.back().heading = m[1];
+    if (!std::regex_search(line, m, path)) continue;
+    const std::string all = m[1];
+    for (std::sregex_iterator at(all.begin(), all.end(), place), end; at != end; ++at)
+      panels.back().path.emplace_back(std::stod((*at)[1]), std::stod((*at)[2]));
+    panels.emplace_back();
+  }
+  panels.pop_back();
+  std::vector<std::string> headings;
+  for (const Panel& panel : panels) headings.push_back(panel.heading);
+  EXPECT_THAT(headings, testing::IsSupersetOf({"step (s)", "waiting (s)", "MFU (%)", "exposed communication (s)",
+                                               "memory peak (GiB)", "copies"}));
+  EXPECT_THAT(headings, Not(testing::Contains("begin (s)")));
+  EXPECT_EQ(panels.size(), 7u) << testing::PrintToString(headings);
+  const std::map<std::string, std::pair<const char*, double>> of{
+      {"step (s)", {"step_seconds", 1}},
+      {"waiting (s)", {"waiting_seconds", 1}},
+      {"MFU (%)", {"mfu", 100}},
+      {"exposed communication (s)", {"exposed_communication_seconds", 1}},
+      {"memory peak (GiB)", {"memory_peak_bytes", 1 / 0x1p30}},
+      {"copies", {"copies", 1}}};
+  for (const Panel& panel : panels) {
+    const auto found = of.find(panel.heading);
+    if (found == of.end()) continue;
+    const auto& [name, scale] = found->second;
+    const std::vector<double>& values = training.column(name);
+    ASSERT_GE(panel.ticks.size(), 2u) << name;
+    EXPECT_LE(panel.ticks.size(), 5u) << name;
+    const auto [y0, v0] = panel.ticks.front();
+    const auto [y1, v1] = panel.ticks.back();
+    const double per = (y1 - y0) / (v1 - v0);
+    ASSERT_EQ(panel.path.size(), 2 * values.size()) << name;
+    const auto [least, most] = std::ranges::minmax(values);
+    const double off = 0.12 + 0.15 * std::abs((most - least) * scale / (v1 - v0));  // ticks are rounded to 0.1 pixels
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const double y = y0 + per * (values[i] * scale - v0);
+      EXPECT_NEAR(panel.path[2 * i].second, y, off) << name << i;
+      EXPECT_NEAR(panel.path[2 * i + 1].second, y, off) << name << i;
+      EXPECT_NEAR(panel.path[2 * i].first, 96 + 840.0 * static_cast<double>(i) / 45, 0.06);
+      EXPECT_NEAR(panel.path[2 * i + 1].first, 96 + 840.0 * static_cast<double>(i + 1) / 45, 0.06);
+    }
+    // Above and below 8 % of the panel's 92 pixels are left, or one per cent of the highest value.
+    const double span = (most - least) * scale, slack = std::max(0.08 * span, 0.01 * most * scale);
+    double top = 1e9, bottom = 0;
+    for (const auto& [x, y] : panel.path) top = std::min(top, y), bottom = std::max(bottom, y);
+    EXPECT_NEAR(bottom - top, 92 * span / (span + 2 * slack), 0.2) << name;
+  }
+  EXPECT_THAT(svg, HasSubstr(">45 steps in "));
+  EXPECT_THAT(svg, HasSubstr("text-anchor=\"middle\" fill=\"#666\">5</text>")) << "the first step";
+  // What hardly changes lies in the middle of a panel of two per cent.
+  Training flat = training;
+  for (double& seconds : flat.columns[2].values) seconds = 200;
+  const std::string level = training_svg(flat, {});
+  EXPECT_THAT(level, HasSubstr(">198</text>"));
+  EXPECT_THAT(level, HasSubstr(">202</text>"));
 }
 
 TEST(TrainingReport, PictureOfManyStepsStaysSmallAndKeepsItsPeaks) {

@@ -1,4 +1,5 @@
 // Are the published measurements what their format says, predicted without exception, and summed up right?
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +12,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <regex>
 #include <set>
 #include <sstream>
 
@@ -764,6 +766,385 @@ TEST(Accuracy, AWorseGroupIsFoundAndABetterOneIsNot) {
   group["median"] = median;
   group["points"] = 1000u;  // points that are predicted no more
   EXPECT_TRUE(moved_groups(points, baseline, "").front().is_worse);
+}
+
+// Points made by hand: two sources that measured and one that composed, several quantities, a table of steps, points
+// without a prediction and one without a value.
+class ShownPoints {
+ public:
+  ShownPoints() : sources_(3) {
+    for (const auto& [i, name] : {std::pair(0, "alpha"), {1, "beta"}, {2, "sums"}}) sources_[i].name = name;
+    sources_[2].composed = "sums of parts";
+    for (int i = 0; i < 6; ++i)  // faster as they go, and one pair is predicted the other way round
+      add(0, "step, " + std::to_string(i), Quantity::step_seconds, 6 - i,
+          (6 - i) * (i == 4   ? 0.75
+                     : i == 5 ? 1.9
+                              : 1.1))
+          .table = "t";
+    add(1, "other", Quantity::step_seconds, 0.25, 0.2);
+    add(2, "sum", Quantity::step_seconds, 2, 4);
+    add(1, "peak", Quantity::peak_device_bytes, 0x1p36, 0x1p36 * 1.05);
+    add(1, "layer", Quantity::layer_forward_seconds, 3e-3, 2.7e-3);
+    add(0, "ran", Quantity::fits, 1, 1);
+    add(0, "failed", Quantity::fits, 0, 1);
+    PublishedPoint& none = add(1, "nothing", Quantity::step_seconds, 0, 0);
+    none.published_metric = "throughput", none.published_value = 12.5, none.published_unit = "samples/s";
+    points_.back().not_predicted = "because, of \"this\"";
+    points_.back().capacity_bytes = 0;
+    none.not_predicted = points_.back().not_predicted;
+    for (std::size_t i = 0; i < points_.size(); ++i) {
+      points_[i].point = &values_[i];
+      points_[i].source = &sources_[of_[i]];
+    }
+    points_[1].time.matmul = 0.5;
+    points_[1].time.bubble = 0.25;
+    values_[1].claims["other simulator"] = 5.5;
+    values_[1].assumptions = {"one", "two"};
+    values_[1].where = "table 3";
+    values_[1].quality = "B";
+  }
+  std::span<const PredictedPoint> points() const { return points_; }
+
+ private:
+  PublishedPoint& add(std::size_t source, const std::string& id, Quantity quantity, double value, double predicted) {
+    PublishedPoint& point = values_.emplace_back();
+    point.id = id;
+    point.quantity = quantity;
+    point.value = value;
+    PredictedPoint& p = points_.emplace_back();
+    p.predicted = predicted;
+    p.device = source == 1 ? "A, B" : "A";
+    p.framework = "fsdp";
+    p.devices = 8 << points_.size();
+    p.nodes = 1 << points_.size();
+    p.capacity_bytes = 80e9;
+    p.peak_bytes = id == "failed" ? 60e9 : 70e9 + 1e9 * static_cast<double>(points_.size());
+    p.strategies = {"tensor", "zero-1"};
+    p.bound_by = "attention";
+    p.curves = source == 1 ? CurveOrigin::same_vendor : CurveOrigin::own;
+    of_.push_back(source);
+    return point;
+  }
+
+  std::vector<PublishedSource> sources_;
+  std::deque<PublishedPoint> values_;
+  std::vector<PredictedPoint> points_;
+  std::vector<std::size_t> of_;
+};
+
+TEST(ValidationTables, ReadLikeThis) {
+  const ShownPoints made;
+  EXPECT_EQ(validation_table(made.points()), R"(step_seconds
+  source        points  not predicted   median     mean  90th pct    worst      bias  tau (tables)
+  alpha              6              0   10.0 %   25.8 %    57.5 %   90.0 %   +10.0 %      0.87 (1)
+  beta               1              1   20.0 %   20.0 %    20.0 %   20.0 %   -20.0 %             -
+  sums               1              0  100.0 %  100.0 %   100.0 %  100.0 %  +100.0 %             -
+  all measured       7              1   10.0 %   25.0 %    51.0 %   90.0 %   +10.0 %      0.87 (1)
+
+peak_device_bytes
+  source  points  not predicted  median   mean  90th pct  worst    bias  tau (tables)
+  beta         1              0   5.0 %  5.0 %     5.0 %  5.0 %  +5.0 %             -
+
+layer_forward_seconds
+  source  points  not predicted  median    mean  90th pct   worst     bias  tau (tables)
+  beta         1              0  10.0 %  10.0 %    10.0 %  10.0 %  -10.0 %             -
+
+Out of memory or not: 8 ran as predicted, 0 failed as predicted, 1 ran although predicted not to fit, 1 failed although predicted to fit;
+1 of the wrong predictions are more than 5 % from the capacity
+  id      source  it                   predicted peak   capacity  beyond it
+  failed  alpha   ended out of memory       55.88 GiB  74.51 GiB    -25.0 %
+  ran     alpha   ran                       75.44 GiB  74.51 GiB     +1.2 %
+
+Worst, by the factor of the error (orrery simulate ID runs one of them again)
+  id       source                          measured  predicted  error
+  sum      sums    step_seconds             2.000 s    4.000 s  +100.0 %
+  step, 5  alpha   step_seconds             1.000 s    1.900 s  +90.0 %
+  step, 4  alpha   step_seconds             2.000 s    1.500 s  -25.0 %
+  other    beta    step_seconds            250.0 ms   200.0 ms  -20.0 %
+  layer    beta    layer_forward_seconds   3.000 ms   2.700 ms  -10.0 %
+  step, 0  alpha   step_seconds             6.000 s    6.600 s  +10.0 %
+  step, 1  alpha   step_seconds             5.000 s    5.500 s  +10.0 %
+  step, 2  alpha   step_seconds             4.000 s    4.400 s  +10.0 %
+  step, 3  alpha   step_seconds             3.000 s    3.300 s  +10.0 %
+  peak     beta    peak_device_bytes      64.00 GiB  67.20 GiB  +5.0 %
+)");
+  EXPECT_EQ(points_table(made.points()), R"(  id       source        measured  predicted     error
+  step, 0  alpha          6.000 s    6.600 s   +10.0 %
+  step, 1  alpha          5.000 s    5.500 s   +10.0 %
+  step, 2  alpha          4.000 s    4.400 s   +10.0 %
+  step, 3  alpha          3.000 s    3.300 s   +10.0 %
+  step, 4  alpha          2.000 s    1.500 s   -25.0 %
+  step, 5  alpha          1.000 s    1.900 s   +90.0 %
+  other    beta          250.0 ms   200.0 ms   -20.0 %
+  sum      sums           2.000 s    4.000 s  +100.0 %
+  peak     beta         64.00 GiB  67.20 GiB    +5.0 %
+  layer    beta          3.000 ms   2.700 ms   -10.0 %
+  ran      alpha             fits       fits         -
+  failed   alpha    out of memory       fits         -
+  nothing  beta    12.5 samples/s          -         -  because, of "this"
+)");
+  EXPECT_EQ(validation_table({}), "");
+}
+
+// Cells of a line of CSV by RFC 4180.
+std::vector<std::string> cells_in(const std::string& line) {
+  std::vector<std::string> cells(1);
+  bool quoted = false;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '"' && quoted && line[i + 1] == '"')
+      cells.back() += line[i++];
+    else if (line[i] == '"')
+      quoted = !quoted;
+    else if (line[i] == ',' && !quoted)
+      cells.emplace_back();
+    else
+      cells.back() += line[i];
+  }
+  return cells;
+}
+
+// Every member of a point stands in the JSON, and every cell of the CSV is one of these or a judgement that follows.
+TEST(ValidationTables, JsonAndCsvHaveEveryMember) {
+  const ShownPoints made;
+  const nlohmann::json all = nlohmann::json::parse(validation_json(made.points()).dump());
+  std::istringstream lines(points_csv(made.points()));
+  std::string line;
+  std::getline(lines, line);
+  const std::vector<std::string> headings = cells_in(line);
+  ASSERT_EQ(all["points"].size(), made.points().size());
+  for (std::size_t i = 0; i < made.points().size(); ++i) {
+    const PredictedPoint& p = made.points()[i];
+    const PublishedPoint& of = *p.point;
+    nlohmann::json expected{
+        {"id", of.id},
+        {"source", p.source->name},
+        {"where", of.where},
+        {"table", of.table},
+        {"quality", of.quality},
+        {"composed", p.source->name == "sums"},
+        {"quantity", name_of(of.quantity)},
+        {"measured", of.value > 0 || of.quantity == Quantity::fits ? nlohmann::json(of.value) : nlohmann::json()},
+        {"published", {{"metric", of.published_metric}, {"value", of.published_value}, {"unit", of.published_unit}}},
+        {"assumptions", of.assumptions}};
+    if (of.id == "nothing") {
+      expected["not_predicted"] = p.not_predicted;
+    } else {
+      expected.update({{"predicted", p.predicted},
+                       {"peak_bytes", p.peak_bytes},
+                       {"capacity_bytes", p.capacity_bytes},
+                       {"device", p.device},
+                       {"devices", p.devices},
+                       {"nodes", p.nodes},
+                       {"framework", p.framework},
+                       {"measured_device", p.source->name != "beta"},
+                       {"strategies", p.strategies},
+                       {"bound_by", p.bound_by}});
+      if (of.quantity != Quantity::fits) expected["error"] = p.predicted / of.value - 1;
+      if (i == 1) expected["terms"] = {{"matmul", 0.5}, {"bubble", 0.25}};
+      if (i == 1) expected["claims"] = {{"other simulator", 5.5}};
+    }
+    EXPECT_EQ(all["points"][i], expected);
+    ASSERT_TRUE(std::getline(lines, line));
+    const std::vector<std::string> cells = cells_in(line);
+    ASSERT_EQ(cells.size(), headings.size()) << line;
+    for (std::size_t c = 0; c < cells.size(); ++c) {
+      const std::string& heading = headings[c];
+      if (heading == "judged_wrongly") {
+        const bool wrong = of.id == "failed" || p.peak_bytes > p.capacity_bytes;
+        const bool of_a_run = of.quantity != Quantity::layer_forward_seconds && p.source->name != "sums";
+        EXPECT_EQ(cells[c], of.id == "nothing" ? "" : wrong && of_a_run ? "1" : "0") << of.id;
+      } else if (of.id == "nothing" && (heading == "device" || heading == "framework" || heading == "devices")) {
+        EXPECT_NE(cells[c], "") << "what it would be on";
+      } else if (!expected.contains(heading) || expected[heading].is_null()) {
+        EXPECT_EQ(cells[c], "") << heading;
+      } else if (expected[heading].is_number()) {
+        EXPECT_EQ(std::stod(cells[c]), expected[heading].get<double>()) << heading;
+      } else {
+        EXPECT_EQ(cells[c], expected[heading].get<std::string>()) << heading;
+      }
+    }
+  }
+  EXPECT_FALSE(std::getline(lines, line));
+  const nlohmann::json& steps = all["groups"]["alpha/step_seconds"];
+  EXPECT_EQ(steps["points"], 6);
+  EXPECT_NEAR(steps["mean"].get<double>(), (4 * 0.1 + 0.25 + 0.9) / 6, 1e-12);
+  EXPECT_NEAR(steps["worst"].get<double>(), 0.9, 1e-12);
+  EXPECT_EQ(steps["kendall_tau"]["tables"], 1);
+  EXPECT_NEAR(steps["kendall_tau"]["mean"].get<double>(), 13.0 / 15, 1e-12) << "one pair of fifteen";
+  EXPECT_NEAR(steps["kendall_tau"]["best_lost"].get<double>(), 1, 1e-12) << "2 s where 1 s was to be had";
+  EXPECT_FALSE(all["groups"]["beta/step_seconds"].contains("kendall_tau")) << "of no table";
+  EXPECT_EQ(all["groups"]["beta/step_seconds"]["not_predicted"], 1);
+  EXPECT_EQ(all["groups"]["alpha/fits"]["points"], 0) << "no error of those";
+}
+
+// The baseline of a group is its median and the standard error of that; what moved is told from what did not.
+TEST(Accuracy, ABaselineHasMediansAndTheirNoise) {
+  MadePoints made;
+  made.add("fsdp", CurveOrigin::own, 1, 11, 8,
+           [](std::size_t i) { return std::log1p(-0.01 * static_cast<double>(i + 1)); });
+  made.add("fsdp", CurveOrigin::own, 1, 1, 8, [](std::size_t) { return std::log(0.8); });
+  nlohmann::json baseline = nlohmann::json::parse(baseline_json(made.points()).dump());
+  ASSERT_EQ(baseline.size(), 2u);
+  std::vector<double> errors;
+  for (std::size_t i = 0; i < 11; ++i) errors.push_back(1 / (1 - 0.01 * static_cast<double>(i + 1)) - 1);
+  const auto at = [&](double share) {  // as NumPy interpolates
+    const double place = share * 10;
+    const auto below = static_cast<std::size_t>(place);
+    return errors[below] + (place - static_cast<double>(below)) * (errors[below + 1] - errors[below]);
+  };
+  const nlohmann::json& group = baseline["1/step_seconds"];
+  EXPECT_EQ(group["points"], 11);
+  EXPECT_NEAR(group["median"].get<double>(), errors[5], 5.1e-5);
+  EXPECT_NEAR(group["noise"].get<double>(),
+              std::max(kLeastNoise, 1.2533 * (at(0.8413) - at(0.1587)) / 2 / std::sqrt(11)), 5.1e-5);
+  EXPECT_NEAR(baseline["2/step_seconds"]["noise"].get<double>(), kLeastNoise, 1e-12) << "one point has no spread";
+  EXPECT_TRUE(moved_groups(made.points(), baseline, "").empty());
+  baseline["gone/step_seconds"] = {{"points", 1u}, {"median", 0.125}, {"noise", 0.01}};
+  baseline.erase("2/step_seconds");
+  baseline["1/step_seconds"]["median"] = errors[5] + 0.03;
+  const std::vector<MovedGroup> moved = moved_groups(made.points(), baseline, "");
+  ASSERT_EQ(moved.size(), 3u);
+  std::istringstream lines(moved_table(moved));
+  std::vector<std::vector<std::string>> rows;
+  for (std::string line, word; std::getline(lines, line);) {
+    std::istringstream words(line);
+    rows.emplace_back();
+    while (words >> word)
+      if (word != "%") rows.back().push_back(word);
+  }
+  using Row = std::vector<std::string>;
+  EXPECT_EQ(rows[1],
+            (Row{"1/step_seconds", "9.4", "6.4", fmt::format("{:.1f}", 100 * group["noise"].get<double>()), "better"}));
+  EXPECT_EQ(rows[2], (Row{"gone/step_seconds", "12.5", "gone", "1.0", "WORSE"}));
+  EXPECT_EQ(rows[3], (Row{"2/step_seconds", "new", "25.0", fmt::format("{:.1f}", 100 * kLeastNoise)}));
+  EXPECT_EQ(moved_table({}), "");
+  for (const nlohmann::json& wrong : {nlohmann::json(1),
+                                      {{"a", 1}},
+                                      {{"a", {{"points", -1}, {"median", 1}, {"noise", 1}}}},
+                                      {{"a", {{"points", 1}, {"median", 1}}}},
+                                      {{"a", {{"points", 1}, {"noise", 1}}}}})
+    EXPECT_THROW(moved_groups(made.points(), wrong, "f"), InputError) << wrong;
+}
+
+// What is drawn lies where its seconds say on both logarithmic axes, one mark a predicted step.
+TEST(Accuracy, ThePlotIsToScale) {
+  const ShownPoints made;
+  const std::string svg = accuracy_plot(made.points());
+  const std::regex mark("<circle cx=\"([0-9.]+)\" cy=\"([0-9.]+)\" r=\"2.5\" fill=\"([^\"]*)\"");
+  std::sregex_iterator at(svg.begin(), svg.end(), mark);
+  std::map<std::string, std::set<std::string>> colours;
+  // 0.1 s to 10 s: 2 decades on 720 pixels.
+  std::size_t marks = 0;
+  for (const PredictedPoint& p : made.points()) {
+    if (p.point->quantity != Quantity::step_seconds || !p.is_predicted()) continue;
+    ASSERT_NE(at, std::sregex_iterator());
+    EXPECT_NEAR(std::stod((*at)[1]), 60 + 720 * (std::log10(p.point->value) + 1) / 2, 0.06) << p.point->id;
+    EXPECT_NEAR(std::stod((*at)[2]), 740 - 720 * (std::log10(p.predicted) + 1) / 2, 0.06) << p.point->id;
+    colours[p.source->name].insert((*at)[3]);
+    ++at, ++marks;
+  }
+  EXPECT_EQ(at, std::sregex_iterator());
+  EXPECT_EQ(marks, 8u);
+  std::set<std::string> all;
+  for (const auto& [source, of] : colours) {
+    EXPECT_EQ(of.size(), 1u) << source;
+    all.insert(*of.begin());
+    EXPECT_THAT(svg, HasSubstr("fill=\"" + *of.begin() + "\"/><text x=\"810\"")) << "in the legend";
+  }
+  EXPECT_EQ(all.size(), 3u);
+  // The diagonal, and lines 20 % to either side, end at the square's edges.
+  const double off = 720 * std::log10(1.2) / 2;
+  EXPECT_THAT(svg, AllOf(HasSubstr("d=\"M60.0 740.0L780.0 20.0\""),
+                         HasSubstr(fmt::format("d=\"M60.0 {:.1f}L{:.1f} 20.0\"", 740 - off, 780 - off)),
+                         HasSubstr(fmt::format("d=\"M{:.1f} 740.0L780.0 {:.1f}\"", 60 + off, 20 + off)),
+                         HasSubstr(">100.0 ms</text>"), HasSubstr(">1.000 s</text>"), HasSubstr(">10.00 s</text>")));
+  EXPECT_THROW(accuracy_plot({}), InputError);
+}
+
+// Every table of the page: each row has as many cells as its heading, and what is counted and averaged by source, size,
+// stack and device is what the points say one by one.
+TEST(Accuracy, TablesOfThePageAreOfItsPoints) {
+  Simulator simulator;
+  const ValidationRuns runs{.others = predicted(Seen::others), .all = predicted(Seen::all), .none = {}};
+  const std::string page = accuracy_page(runs, {}, "plot.svg");
+  std::map<std::string, std::vector<std::vector<std::string>>> tables;  // by the first two headings
+  std::istringstream lines(page);
+  std::string heading;
+  std::size_t columns = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("|")) {
+      heading.clear();
+      continue;
+    }
+    std::vector<std::string> cells;
+    for (std::size_t from = 2, to = line.find(" |", 1); to != line.npos; from = to + 3, to = line.find(" |", to + 1))
+      cells.push_back(from <= to ? line.substr(from, to - from) : "");
+    if (line.starts_with("|---")) continue;
+    if (heading.empty()) {
+      heading = cells[0] + "|" + cells[1];
+      columns = cells.size();
+      continue;
+    }
+    EXPECT_EQ(cells.size(), columns) << line;
+    tables[heading].push_back(cells);
+  }
+  EXPECT_GE(tables.size(), 15u);
+  const auto percent = [](double value, const char* form = "{:.1f} %") {
+    return fmt::format(fmt::runtime(form), 100 * value);
+  };
+  // Points, median, mean, worst and bias by sorting.
+  const auto statistics = [&](std::vector<double> errors) {
+    std::vector<double> sizes;
+    for (const double e : errors) sizes.push_back(std::abs(e));
+    std::sort(errors.begin(), errors.end());
+    std::sort(sizes.begin(), sizes.end());
+    const std::size_t n = sizes.size();
+    const auto middle = [&](const std::vector<double>& of) { return (of[(n - 1) / 2] + of[n / 2]) / 2; };
+    const double bias = middle(errors);
+    return std::vector<std::string>{std::to_string(n), percent(middle(sizes)),
+                                    percent(std::accumulate(sizes.begin(), sizes.end(), 0.0) / static_cast<double>(n)),
+                                    percent(sizes.back()), percent(std::abs(bias) < 0.0005 ? 0.0 : bias, "{:+.1f} %")};
+  };
+  const auto check = [&](const char* table, bool composed,
+                         const std::function<std::string(const PredictedPoint&)>& key) {
+    std::map<std::string, std::vector<double>> errors;
+    for (const PredictedPoint& p : runs.others)
+      if (p.is_predicted() && p.point->quantity == Quantity::step_seconds && (composed || p.is_measured()))
+        errors[key(p)].push_back(p.error());
+    std::size_t rows = 0;
+    for (const std::vector<std::string>& row : tables.at(table)) {
+      const auto found = errors.find(row[0]);
+      if (found == errors.end()) continue;
+      ++rows;
+      const std::vector<std::string> expected = statistics(found->second);
+      EXPECT_EQ((std::vector<std::string>{row[1], row[2], row[3], row[5], row[6]}), expected) << table << ' ' << row[0];
+    }
+    EXPECT_EQ(rows, errors.size()) << table;
+  };
+  check("framework|points", false, [](const PredictedPoint& p) { return p.framework; });
+  check("source|points", true, [](const PredictedPoint& p) { return p.source->name; });
+  check("device|points", false,
+        [](const PredictedPoint& p) { return p.device + (p.curves == CurveOrigin::own ? "" : " (curves borrowed)"); });
+  check("devices|points", false, [](const PredictedPoint& p) {
+    const std::int64_t n = p.devices;
+    return std::string(n <= 1      ? "1"
+                       : n <= 8    ? "2 to 8"
+                       : n <= 64   ? "9 to 64"
+                       : n <= 512  ? "65 to 512"
+                       : n <= 4096 ? "513 to 4,096"
+                                   : "more");
+  });
+  // Reasons, the most frequent first; all points without a prediction have one.
+  std::size_t without = 0, before = runs.others.size();
+  for (const std::vector<std::string>& row : tables.at("points|why not")) {
+    const std::size_t count = std::stoul(row[0]);
+    EXPECT_LE(count, before);
+    before = count;
+    without += count;
+  }
+  EXPECT_EQ(without, static_cast<std::size_t>(std::ranges::count_if(
+                         runs.others, [](const PredictedPoint& p) { return !p.is_predicted(); })));
+  for (const std::vector<std::string>& row : tables.at("goal|")) EXPECT_EQ(row[4] == "met", row[5].empty()) << row[0];
 }
 
 TEST(Accuracy, ThePageIsAsGenerated) {
