@@ -464,7 +464,7 @@ std::string explain_interval(const Simulation& simulation) {
   const bool seen = step_calibration().device_slowdown.contains(device.name);
   const std::optional<StepInterval> found =
       step_interval(stack_of(scenario), curve_origin(device, *simulation.kernels, precision::peak_dtype(scenario)),
-                    report.devices, seen);
+                    report.devices, seen, scenario.model.has_experts());
   if (!found) return "interval: none, because no step of this training stack was published\n";
   if (!report.expected) return "interval: none for this engine, only for the analytical engine (--engine analytical)\n";
   std::string text = fmt::format(
@@ -474,6 +474,7 @@ std::string explain_interval(const Simulation& simulation) {
       seconds_text(report.expected->low_seconds), seconds_text(report.expected->high_seconds), std::log(found->high),
       found->comparable, found->points, found->sources, found->most_devices, found->stack_half_width);
   if (found->origin_factor > 1) text += fmt::format(" x {:.3f} for borrowed curves", found->origin_factor);
+  if (found->mixture_factor > 1) text += fmt::format(" x {:.3f} for mixtures of experts", found->mixture_factor);
   if (!seen) text += fmt::format(" x {:.3f}, no step of {} was measured", found->unseen_device_factor, device.name);
   if (found->beyond_half_width > 0)
     text += fmt::format(" + {:.3f} for {} devices, {:.3f} per doubling beyond {}", found->beyond_half_width,

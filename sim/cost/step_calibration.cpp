@@ -220,7 +220,7 @@ std::string_view name_of(CurveOrigin origin) {
 }
 
 std::optional<StepInterval> step_interval(const StepIntervals& intervals, const std::string& stack, CurveOrigin origin,
-                                          std::int64_t devices, bool device_seen) {
+                                          std::int64_t devices, bool device_seen, bool mixture) {
   if (intervals.stacks.empty()) return std::nullopt;
   constexpr std::array<std::array<const char*, 2>, kCurveOrigins> kWhere{
       {{" on measured devices", " on a device without measured steps"},
@@ -235,17 +235,20 @@ std::optional<StepInterval> step_interval(const StepIntervals& intervals, const 
                              [](const auto& a, const auto& b) { return a.second.half_width < b.second.half_width; });
     interval.comparable = "the widest of all stacks, " + found->first + ", for lack of published steps";
   }
+  if (mixture) interval.comparable += ", mixtures of experts";
   interval.comparable += kWhere[static_cast<std::size_t>(origin)][device_seen ? 0 : 1];
   const StepIntervals::Stack& of_stack = found->second;
   const double times = static_cast<double>(devices) / static_cast<double>(of_stack.most_devices);
   if (times > 1) interval.comparable += fmt::format(", {:.3g} times the largest", times);
   interval.stack_half_width = of_stack.half_width;
   interval.origin_factor = intervals.origin_factor[static_cast<std::size_t>(origin)];
+  interval.mixture_factor = mixture ? intervals.mixture_factor : 1;
   interval.unseen_device_factor = device_seen ? 1 : intervals.unseen_device_factor;
   interval.beyond_half_width = scale_figures().interval_per_doubling * std::max(0.0, std::log2(times));
   interval.most_devices = of_stack.most_devices;
-  const double half_width =
-      interval.stack_half_width * interval.origin_factor * interval.unseen_device_factor + interval.beyond_half_width;
+  const double half_width = interval.stack_half_width * interval.origin_factor * interval.mixture_factor *
+                                interval.unseen_device_factor +
+                            interval.beyond_half_width;
   interval.low = std::exp(-half_width);
   interval.high = std::exp(half_width);
   interval.points = of_stack.points;
@@ -254,7 +257,7 @@ std::optional<StepInterval> step_interval(const StepIntervals& intervals, const 
 }
 
 std::optional<StepInterval> step_interval(const std::string& stack, CurveOrigin origin, std::int64_t devices,
-                                          bool device_seen) {
+                                          bool device_seen, bool mixture) {
   static const StepIntervals intervals = [] {
     StepIntervals read;
     const Json& json = file().at("intervals");
@@ -265,11 +268,12 @@ std::optional<StepInterval> step_interval(const std::string& stack, CurveOrigin 
                            .most_devices = value.at("most_devices")};
     for (std::size_t i = 0; i < kCurveOrigins; ++i)
       read.origin_factor[i] = json.at("origin_factor").at(name_of(static_cast<CurveOrigin>(i)));
+    read.mixture_factor = json.at("mixture_factor");
     read.unseen_device_factor = json.at("unseen_device_factor");
     return read;
   }();
   if (!step_calibration().stacks.contains(stack)) return std::nullopt;
-  return step_interval(intervals, stack, origin, devices, device_seen);
+  return step_interval(intervals, stack, origin, devices, device_seen, mixture);
 }
 
 }  // namespace orrery

@@ -78,6 +78,7 @@ struct StepIntervals {
   };
   std::map<std::string, Stack> stacks;  // stacks with enough published steps
   std::array<double, kCurveOrigins> origin_factor{1, 1, 1};
+  double mixture_factor = 1;        // for models with experts
   double unseen_device_factor = 1;  // for devices whose kernels were measured, but no step
 };
 
@@ -86,20 +87,21 @@ struct StepInterval {
   double low = 1, high = 1;
   std::string comparable;  // words that say whose errors these are
   std::int64_t points = 0, sources = 0;
-  // Half width in logarithms: stack_half_width * origin_factor * unseen_device_factor + beyond_half_width.
-  // beyond_half_width is 0 up to most_devices, the largest number of devices in a published step of the stack.
-  double stack_half_width = 0, origin_factor = 1, unseen_device_factor = 1, beyond_half_width = 0;
+  // Half width in logarithms: stack_half_width * origin_factor * mixture_factor * unseen_device_factor +
+  // beyond_half_width. beyond_half_width is 0 up to most_devices, the largest number of devices in a published step of
+  // the stack.
+  double stack_half_width = 0, origin_factor = 1, mixture_factor = 1, unseen_device_factor = 1, beyond_half_width = 0;
   std::int64_t most_devices = 0;
 };
 // Returns the interval that steps.json gives for a stack. It widens with each doubling beyond the most devices in the
 // stack's published steps (results/calibration/scale.json). A stack with too few published steps gets the widest
-// interval of all stacks; one with none gets {}. `device_seen`: steps of the device were published. An interval is
-// never narrower where less is known.
+// interval of all stacks; one with none gets {}. `device_seen`: steps of the device were published. `mixture`: the
+// model has experts. An interval is never narrower where less is known.
 std::optional<StepInterval> step_interval(const std::string& stack, CurveOrigin origin, std::int64_t devices,
-                                          bool device_seen = true);
+                                          bool device_seen = true, bool mixture = false);
 // The same from other intervals than those of steps.json.
 std::optional<StepInterval> step_interval(const StepIntervals& intervals, const std::string& stack, CurveOrigin origin,
-                                          std::int64_t devices, bool device_seen = true);
+                                          std::int64_t devices, bool device_seen = true, bool mixture = false);
 
 // The time that a step loses because many devices take part, beyond its collectives. Numbers and sources:
 // results/calibration/scale.json.

@@ -119,10 +119,10 @@ constexpr const char* kPerturbationsIgnored =
     "the scenario's perturbations are ignored: only the discrete-event engine uses them (--engine des)";
 
 std::optional<ExpectedStep> expected_step(const std::string& stack, const Device& device, const Calibration& kernels,
-                                          Dtype products, const Report& report) {
+                                          Dtype products, bool mixture, const Report& report) {
   const std::optional<StepInterval> found =
       step_interval(stack, curve_origin(device, kernels, products), report.devices,
-                    step_calibration().device_slowdown.contains(device.name));
+                    step_calibration().device_slowdown.contains(device.name), mixture);
   if (!found) return std::nullopt;
   return ExpectedStep{.low_seconds = found->low * report.step_seconds,
                       .high_seconds = found->high * report.step_seconds,
@@ -206,7 +206,8 @@ void complete(const Scenario& scenario, const Program& program, const Calibratio
   // What was published ran undisturbed, and was predicted in closed form.
   const std::string stack = stack_of(scenario);
   if (steps.stacks.contains(stack))
-    report.expected = expected_step(stack, scenario.cluster.device, kernels, precision::peak_dtype(scenario), report);
+    report.expected = expected_step(stack, scenario.cluster.device, kernels, precision::peak_dtype(scenario),
+                                    scenario.model.has_experts(), report);
   finish(scenario.cluster, report);
 }
 

@@ -364,6 +364,7 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
                                  {"most_devices", stack.most_devices}};
   for (std::size_t i = 0; i < kCurveOrigins; ++i)
     intervals["origin_factor"][std::string(name_of(static_cast<CurveOrigin>(i)))] = rounded(found.origin_factor[i]);
+  intervals["mixture_factor"] = rounded(found.mixture_factor);
   intervals["unseen_device_factor"] = rounded(unseen_device_factor(of_unseen_devices, found));
   return {fitted.dump(1) + "\n", left_out.dump(1) + "\n"};
 }

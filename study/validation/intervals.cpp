@@ -14,6 +14,7 @@ struct Error {
   double weight = 0;
   std::string stack;
   std::size_t origin = 0;
+  bool mixture = false;
   std::string source;
 };
 
@@ -84,6 +85,7 @@ std::vector<Error> errors_of(std::span<const PredictedPoint> points, const std::
                         .weight = weights.at(p.source->name),
                         .stack = p.framework,
                         .origin = static_cast<std::size_t>(p.curves),
+                        .mixture = p.mixture,
                         .source = p.source->name});
   return errors;
 }
@@ -100,8 +102,17 @@ std::vector<Error> unseen_errors(std::vector<Error> errors) {
   return errors;
 }
 
-void count(const std::string& stack, CurveOrigin origin, double weight, bool inside, CoverageOfGroups& coverage) {
-  for (const std::string& group : {std::string(kAllSteps), stack, "curves: " + std::string(name_of(origin))}) {
+// The smallest factor of at least 1 with which kIntervalShare of mixtures lie within. `unseen`: from unseen_errors();
+// `wider`: their widths.
+double mixture_factor(const std::vector<Error>& unseen, const Widths& wider) {
+  return std::max(1.0, weighted_quantile(unseen, kIntervalShare,
+                                         [&](const Error& e) { return e.mixture ? e.size / wider.of(e) : -1; }));
+}
+
+void count(const std::string& stack, CurveOrigin origin, bool mixture, double weight, bool inside,
+           CoverageOfGroups& coverage) {
+  for (const std::string& group : {std::string(kAllSteps), stack, "curves: " + std::string(name_of(origin)),
+                                   std::string(mixture ? kMixtures : kDense)}) {
     coverage[group].points += weight;
     if (inside) coverage[group].inside += weight;
   }
@@ -123,7 +134,8 @@ std::map<std::string, double> weights_of_sources(std::span<const PredictedPoint>
 
 StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
   const std::vector<Error> errors = errors_of(points, of);
-  const Widths widths = widths_of(errors, ""), wider = widths_of(unseen_errors(errors), "");
+  const std::vector<Error> unseen = unseen_errors(errors);
+  const Widths widths = widths_of(errors, ""), wider = widths_of(unseen, "");
 
   StepIntervals intervals;
   std::map<std::string, std::set<std::string>> sources;
@@ -144,6 +156,7 @@ StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::
   for (std::size_t origin = 0; origin < kCurveOrigins; ++origin)
     intervals.origin_factor[origin] =
         std::max(widths.origins[origin] * wider.origins[origin], origin > 1 ? intervals.origin_factor[origin - 1] : 0);
+  intervals.mixture_factor = mixture_factor(unseen, wider);
   return intervals;
 }
 
@@ -153,7 +166,8 @@ double unseen_device_factor(std::span<const PredictedPoint> points, const StepIn
   const double factor = weighted_quantile(errors_of(points, {}), kIntervalShare, [&](const Error& e) {
     const auto stack = intervals.stacks.find(e.stack);
     const double width = (stack == intervals.stacks.end() ? widest : stack->second.half_width);
-    return width > 0 ? e.size / (width * intervals.origin_factor[e.origin]) : 0;
+    const double of_class = intervals.origin_factor[e.origin] * (e.mixture ? intervals.mixture_factor : 1);
+    return width > 0 ? e.size / (width * of_class) : 0;
   });
   return std::max(1.0, factor);
 }
@@ -164,10 +178,11 @@ CoverageOfGroups interval_coverage(std::span<const PredictedPoint> points, const
   CoverageOfGroups coverage;
   for (const PredictedPoint& p : points) {
     if (!counts(p) || (!of.empty() && !of.contains(p.source->name))) continue;
-    const std::optional<StepInterval> interval = step_interval(intervals, p.framework, p.curves, p.devices);
+    const std::optional<StepInterval> interval =
+        step_interval(intervals, p.framework, p.curves, p.devices, true, p.mixture);
     if (!interval) continue;
     const double ratio = p.point->value / p.predicted;
-    count(p.framework, p.curves, weights.at(p.source->name),
+    count(p.framework, p.curves, p.mixture, weights.at(p.source->name),
           ratio >= interval->low * (1 - kRounding) && ratio <= interval->high * (1 + kRounding), coverage);
   }
   return coverage;
@@ -176,9 +191,11 @@ CoverageOfGroups interval_coverage(std::span<const PredictedPoint> points, const
 CoverageOfGroups unseen_coverage(std::span<const PredictedPoint> points) {
   const std::vector<Error> unseen = unseen_errors(errors_of(points, {}));
   const Widths wider = widths_of(unseen, "");
+  const double of_mixtures = mixture_factor(unseen, wider);
   CoverageOfGroups coverage;
   for (const Error& e : unseen)
-    count(e.stack, static_cast<CurveOrigin>(e.origin), e.weight, e.size <= wider.of(e) * (1 + kRounding), coverage);
+    count(e.stack, static_cast<CurveOrigin>(e.origin), e.mixture, e.weight,
+          e.size <= wider.of(e) * (e.mixture ? of_mixtures : 1) * (1 + kRounding), coverage);
   return coverage;
 }
 
@@ -186,11 +203,11 @@ CoverageOfGroups plain_coverage(std::span<const PredictedPoint> points) {
   CoverageOfGroups coverage;
   for (const PredictedPoint& p : points) {
     if (!p.is_predicted() || !p.is_measured() || p.point->quantity != Quantity::step_seconds) continue;
-    const std::optional<StepInterval> interval =
-        step_interval(p.framework, p.curves, p.devices, step_calibration().device_slowdown.contains(p.device));
+    const std::optional<StepInterval> interval = step_interval(
+        p.framework, p.curves, p.devices, step_calibration().device_slowdown.contains(p.device), p.mixture);
     if (!interval) continue;
     const double ratio = p.point->value / p.predicted;
-    count(p.framework, p.curves, 1, ratio >= interval->low && ratio <= interval->high, coverage);
+    count(p.framework, p.curves, p.mixture, 1, ratio >= interval->low && ratio <= interval->high, coverage);
   }
   return coverage;
 }

@@ -22,10 +22,10 @@ inline constexpr double kIntervalShare = 0.8;
 // The points and sources that a stack needs for an interval of its own.
 inline constexpr std::int64_t kLeastPoints = 10, kLeastSources = 2;
 
-// Half widths and factors such that kIntervalShare of the weighted points of every stack and every origin lie within,
-// when each source is tested against the intervals from the other sources: errors differ more between sources than
-// within one. `points`: predicted by calibrations that have not seen them (Seen::others); points that are not fitted
-// are ignored. `of`: the sources to derive intervals from; empty: all.
+// Half widths and factors such that kIntervalShare of the weighted points of every stack, of every origin and of
+// mixtures of experts lie within, when each source is tested against the intervals from the other sources: errors
+// differ more between sources than within one. `points`: predicted by calibrations that have not seen them
+// (Seen::others); points that are not fitted are ignored. `of`: the sources to derive intervals from; empty: all.
 StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::set<std::string>& of = {});
 
 // Computes StepIntervals::unseen_device_factor: the smallest factor >= 1 on the widths of `intervals` with which they
@@ -38,9 +38,12 @@ struct Coverage {
   double points = 0, inside = 0;
   double share() const { return inside / points; }
 };
-// By group: of all points, by stack ("megatron-core") and by origin ("curves: own").
+// By group: of all points, by stack ("megatron-core"), by origin ("curves: own"), and of models with or without
+// experts.
 using CoverageOfGroups = std::map<std::string, Coverage>;
 inline constexpr const char* kAllSteps = "all";
+inline constexpr const char* kDense = "models: dense";
+inline constexpr const char* kMixtures = "models: mixtures of experts";
 
 // Returns the coverage of fitted points. `of`: the sources whose points are tested; empty: all.
 CoverageOfGroups interval_coverage(std::span<const PredictedPoint> points, const StepIntervals& intervals,

@@ -71,6 +71,7 @@ void predict(PredictedPoint& result, Simulator& simulator) {
     result.allocated_bytes = allocated_bytes(simulation.report.fullest().memory);
     result.capacity_bytes = simulation.report.memory_capacity_bytes;
     result.curves = curve_origin(scenario.cluster.device, *simulation.kernels, precision::peak_dtype(scenario));
+    result.mixture = scenario.model.has_experts();
     result.device = scenario.cluster.device.name;
     result.framework = framework::stack_name(scenario.plan);
     result.devices = simulation.report.devices;

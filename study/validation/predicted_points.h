@@ -19,6 +19,7 @@ struct PredictedPoint {
   double allocated_bytes = 0;  // part of the peak without the framework's
   std::string device, framework;
   CurveOrigin curves = CurveOrigin::own;
+  bool mixture = false;  // the model has experts
   bool measured_device() const { return curves == CurveOrigin::own; }
   std::int64_t devices = 0, nodes = 0;
   std::vector<std::string> strategies;  // plan_words(): "tensor", "zero-1", "recompute-full"

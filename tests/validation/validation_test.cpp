@@ -476,13 +476,17 @@ TEST(Intervals, HoldTheShareOfUnseenStepsThatTheySay) {
   const std::vector<PredictedPoint>& points = predicted(Seen::others);
   const StepIntervals intervals = step_intervals(points);
   for (const auto& [group, unseen] : unseen_coverage(points)) {
-    if (group != kAllSteps && !group.starts_with("curves: ") && !intervals.stacks.contains(group)) continue;
+    if (group != kAllSteps && !group.starts_with("curves: ") && !group.starts_with("models: ") &&
+        !intervals.stacks.contains(group))
+      continue;
     if (group == "curves: other_vendor") continue;  // nine points: one is more than the tolerance
     // A factor that holds its share has a point on the border; of a stack that has others too.
     const auto of_stack = intervals.stacks.find(group);
     const double on_border =
         of_stack == intervals.stacks.end() ? 0 : 2.0 / static_cast<double>(of_stack->second.points);
-    EXPECT_NEAR(unseen.share(), kIntervalShare, 0.04 + on_border) << group;
+    EXPECT_GT(unseen.share(), kIntervalShare - 0.04 - on_border) << group;
+    // Mixtures are wider than their stacks, so that stacks with many of them hold more.
+    EXPECT_LT(unseen.share(), kIntervalShare + (group == kMixtures ? 0.04 : 0.06) + on_border) << group;
   }
 }
 
@@ -508,15 +512,16 @@ TEST(Intervals, FoundOnHalfTheSourcesHoldTheOthersNearly) {
 TEST(Intervals, AreThoseOfTheCalibrationFile) {
   const StepIntervals found = step_intervals(predicted(Seen::others));
   for (const auto& [name, stack] : found.stacks)
-    for (const CurveOrigin origin : {CurveOrigin::own, CurveOrigin::same_vendor, CurveOrigin::other_vendor}) {
-      const std::optional<StepInterval> kept = step_interval(name, origin, 1);
-      const std::optional<StepInterval> expected = step_interval(found, name, origin, 1);
-      ASSERT_TRUE(kept && expected) << name;
-      constexpr double kRounding = 1e-3;
-      EXPECT_NEAR(kept->low, expected->low, kRounding) << name;
-      EXPECT_NEAR(kept->high / expected->high, 1, kRounding) << name;
-      EXPECT_EQ(kept->points, stack.points) << name;
-    }
+    for (const CurveOrigin origin : {CurveOrigin::own, CurveOrigin::same_vendor, CurveOrigin::other_vendor})
+      for (const bool mixture : {false, true}) {
+        const std::optional<StepInterval> kept = step_interval(name, origin, 1, true, mixture);
+        const std::optional<StepInterval> expected = step_interval(found, name, origin, 1, true, mixture);
+        ASSERT_TRUE(kept && expected) << name;
+        constexpr double kRounding = 1e-3;
+        EXPECT_NEAR(kept->low, expected->low, kRounding) << name;
+        EXPECT_NEAR(kept->high / expected->high, 1, kRounding) << name;
+        EXPECT_EQ(kept->points, stack.points) << name;
+      }
   EXPECT_FALSE(step_interval("orrery", CurveOrigin::own, 1).has_value());
 }
 
@@ -531,6 +536,9 @@ TEST(Intervals, WidenWithTheDistanceFromWhatWasMeasured) {
   EXPECT_DOUBLE_EQ(width("megatron-core", CurveOrigin::own, 1024), own);  // published steps reach further
   EXPECT_NEAR(width("megatron-core", CurveOrigin::own, 1 << 20) - width("megatron-core", CurveOrigin::own, 1 << 19),
               2 * scale_figures().interval_per_doubling, 1e-12);
+  const std::optional<StepInterval> mixture = step_interval("megatron-core", CurveOrigin::own, 8, true, true);
+  EXPECT_GT(std::log(mixture->high / mixture->low), own);
+  EXPECT_EQ(mixture->comparable, "megatron-core, mixtures of experts on measured devices");
   const std::optional<StepInterval> far = step_interval("megatron-core", CurveOrigin::own, 1 << 20);
   EXPECT_THAT(far->comparable, HasSubstr("times the largest"));
   EXPECT_GT(far->beyond_half_width, 6 * scale_figures().interval_per_doubling);
