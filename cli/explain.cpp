@@ -130,13 +130,16 @@ std::string indented(std::string_view text) {
   return result;
 }
 
-// For rows of experts that are sent in another way than NCCL's all-to-all, or not equally to all ranks.
+// For what is sent in another way than NCCL's all-to-all, or not equally to all ranks: rows of experts or of documents,
+// gradients of copies.
 std::string exchange_formula(const Op& op, std::span<const Tensor> tensors, const OpCostModel& costs,
                              const GroupSpan& span) {
   const CollectiveCost cost = costs.collective(op, tensors, 1);
+  const bool rings = op.reduction == Reduction::copies;
   std::string text = fmt::format("{} of {} over {} ranks on {} node{}, {}: {}\n", name_of(op.kind),
                                  bytes_text(bytes(op, tensors)), span.ranks, span.nodes, span.nodes == 1 ? "" : "s",
-                                 name_of(cost.algorithm), seconds_text(cost.seconds));
+                                 rings ? "a ring for the copies of each expert, all at once" : name_of(cost.algorithm),
+                                 seconds_text(cost.seconds));
   text += fmt::format("  = latency {} + {} {} within nodes and {} between them\n", seconds_text(cost.latency_seconds),
                       cost.in_sequence ? "the sum of" : "the longer of", seconds_text(cost.intra_seconds),
                       seconds_text(cost.inter_seconds));

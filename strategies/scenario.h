@@ -14,15 +14,15 @@
 
 namespace orrery {
 
-// What a training has made of its next step, beside what the scenario says. By layer of the routing's source there is one
-// matrix [from * ranks + to] over the ranks of the expert group.
+// What a training has made of its next step, beside what the scenario says. A matrix [from * ranks + to] is over the
+// ranks of the expert group; there is one for each layer of the routing's source, or one for all layers.
 struct Situation {
   using Matrices = std::shared_ptr<const std::vector<std::vector<double>>>;
 
   // The fraction of all rows that rank `from` sends to rank `to`. Null: each expert lies on one rank, in blocks, and
   // tokens go where routers send them.
   Matrices expert_rows;
-  // What ranks send to sum the gradients of copies of experts (RowsOf::gradients). Null: no expert has a copy.
+  // Load::rows of sums over copies of experts (RowsOf::gradients). Null, or all empty: no expert lies on two ranks.
   Matrices copied_gradients;
 };
 

@@ -24,7 +24,7 @@ struct StepMove {
 // Ranks are positions within a group.
 struct StepMoveCosts {
   std::function<double(double bytes, std::int64_t from, std::int64_t to)> send_seconds;
-  // While the other ranks of their nodes do the same in groups of their own.
+  // An all-reduce among `ranks`, while all other ranks of their nodes run equal ones and share the NICs.
   std::function<double(double bytes, std::span<const std::int64_t> ranks)> all_reduce_seconds;
   std::function<double(OpKind kind, double bytes)> group_seconds;  // a collective of the whole group
   double expert_tokens_per_second = 0;  // forward pass of one expert's matrix products on one device

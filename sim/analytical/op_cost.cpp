@@ -1,6 +1,7 @@
 #include "sim/analytical/op_cost.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <numeric>
 #include <stdexcept>
@@ -101,16 +102,33 @@ void slow_network(double times, CollectiveCost& cost) {
   cost.seconds = seconds;
 }
 
+// Of the ranks of the node that sends the most to other nodes, how many send as much as the busiest rank of all.
+std::int64_t ranks_that_cross(const Load& load, std::int64_t per_node) {
+  double of_node = 0, of_rank = 0;
+  for (std::int64_t first = 0; first < load.ranks; first += per_node) {
+    double here = 0;
+    for (std::int64_t from = first; from < std::min(first + per_node, load.ranks); ++from) {
+      double crosses = 0;
+      for (std::int64_t to = 0; to < load.ranks; ++to)
+        if (to / per_node != first / per_node) crosses += load.at(from, to);
+      here += crosses;
+      of_rank = std::max(of_rank, crosses);
+    }
+    of_node = std::max(of_node, here);
+  }
+  return of_rank > 0 ? std::llround(std::ceil(of_node / of_rank)) : 1;
+}
+
 // Rings of the ranks that hold an expert, all at once. The busiest rank sends `busiest` times what each rank sends in a
 // balanced exchange of `bytes`, to its neighbours in the rings.
 CollectiveCost cost_of_rings(const CollectiveModel& collectives, double bytes, const ExchangeSkew& busiest,
-                             const GroupSpan& span, std::int64_t per_node) {
+                             const Load& load, const GroupSpan& span, std::int64_t per_node) {
   const double to_each = bytes / static_cast<double>(span.ranks);
   const CollectiveCost inside = collectives.transfer(
       busiest.inside * to_each * static_cast<double>(span.ranks_per_node - 1), std::min(span.stride, per_node - 1), 1);
   CollectiveCost cost =
       collectives.transfer(busiest.between * to_each * static_cast<double>(span.ranks - span.ranks_per_node), per_node,
-                           span.ranks_per_node * span.groups_sharing_nics, span.load);
+                           ranks_that_cross(load, span.ranks_per_node) * span.groups_sharing_nics, span.load);
   cost.algorithm = CollectiveAlgorithm::direct;
   cost.intra_bytes = inside.intra_bytes;
   cost.intra_seconds = inside.intra_seconds;
@@ -314,7 +332,7 @@ CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> ten
   CollectiveCost cost{.algorithm = CollectiveAlgorithm::direct};
   const auto skewed = [&] { return skew_under(*load, op, spanned.span.ranks_per_node, cost); };
   if (op.reduction == Reduction::copies) {
-    cost = cost_of_rings(collectives_, payload, skewed(), spanned.span, cluster_.node.devices);
+    cost = cost_of_rings(collectives_, payload, skewed(), *load, spanned.span, cluster_.node.devices);
   } else {
     cost = algorithm == CollectiveAlgorithm::by_token
                ? collectives_.token_exchange(payload, op.router, spanned.span)

@@ -467,7 +467,8 @@ struct CollectiveModel::Formulas {
     x.intra_seconds = bytes / (g.ring_rate * intra_share(c.protocol_share[i], p));
     x.inter_bytes = out_steps / nodes * bytes;
     x.inter_seconds = x.inter_bytes / (g.one_rank_nic_rate * m.inter_.ring_share * inter_share(c.protocol_share[i], p));
-    x.fabric_seconds = x.inter_seconds * g.crossing.ring;
+    // The crossing is relative to all NICs of a node, of which one sends here.
+    x.fabric_seconds = x.inter_seconds * std::max(1.0, g.crossing.ring * g.one_rank_nic_rate / g.nic_rate);
     return x;
   }
 

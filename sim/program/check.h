@@ -44,8 +44,8 @@ enum class Rule : std::uint8_t {
   sets_divided = 20,          // a parameter set's buffers are divided over its groups, parts in the same order
   frozen_stays = 21,          // a frozen parameter has no gradient, and nothing updates it
   // The gradient of a parameter on several stages is summed over exactly these stages, once, after the reductions of the
-  // update and before any other op reads it. The gradients of experts with copies are summed over the copies, once, when
-  // they owe nothing else and before any other op reads them.
+  // update and before any other op reads it. The gradients of experts with copies are summed over the copies, once, after
+  // all other reductions of these gradients and before any other op reads them.
   summed_over_holders = 22,
   // Mixture of experts.
   // Slots are divided over the same digits as the tokens put into them; experts are not divided over these digits.

@@ -2,8 +2,8 @@
 //
 // A load describes unequal work: how many rows each rank of a group receives from each rank of the group, relative to
 // the mean. Rows are tokens that go from ranks to experts (routing), positions that go from one layout to another
-// (documents), or parts of gradients that go from one copy of an expert to the next. Tensors that follow a load have the sizes of the rank with the most rows; the cost of an op follows from
-// the rows that a rank really has. All groups over the same digits of the mesh have the same load. An op whose group is
+// (documents), or gradients that go from one copy of an expert to the next. Tensors that follow a load have the sizes
+// of the rank with the most rows. All groups over the same digits of the mesh have the same load. An op whose group is
 // only a part of the load's group moves the rows between its own members (loads_within).
 #pragma once
 
@@ -15,15 +15,15 @@
 
 namespace orrery {
 
-// What a row is: a token that goes to an expert and back, a position that goes from one layout to another, or a part of
-// an expert's gradients that goes to a rank with a copy of the expert (Reduction::copies).
+// What a row is: a token that goes to an expert and back, a position that goes from one layout to another, or a number
+// of an expert's gradient that goes to a rank with a copy of the expert (Reduction::copies).
 enum class RowsOf : std::uint8_t { tokens, positions, gradients };
 
 struct Load {
   RowsOf of = RowsOf::tokens;
   MeshGroup group{};         // the ranks that exchange rows
   std::int64_t ranks = 1;    // ranks of the group
-  std::vector<double> rows;  // [sending rank * ranks + receiving rank]; the mean is 1
+  std::vector<double> rows;  // [sending rank * ranks + receiving rank]; 1: as in an equal exchange of the whole tensor
   // Rows of the busiest rank over the mean of ranks, and of the busiest expert over the mean of experts. Each counts
   // the rows from all source ranks together.
   double busiest_rank = 1, busiest_expert = 1;

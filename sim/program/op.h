@@ -30,8 +30,8 @@ enum class CollectiveAlgorithm : std::uint8_t {
   // Tokens to experts: each token goes once to a node, and there once to each rank that needs it (DeepEP). No plan can
   // force it.
   by_token,
-  // The first of the group's ranks on each node alone: a ring of these, then a chain from each within its node;
-  // all-reduce of what all ranks of a node have alike. No plan can force it.
+  // All-reduce of what all ranks of a node have alike. The first of the group's ranks on each node form a ring. Then
+  // each of them passes the result along a chain in its node. No plan can force it.
   first_ranks,
 };
 inline constexpr std::array<std::string_view, 11> kCollectiveAlgorithmNames{
@@ -199,9 +199,9 @@ struct Op {
   }
   std::int64_t rotary_begin = 0;  // rotary: the elements of each head from this one on are rotated
 
-  // For multiply: its second operand divides the first. Strategies set it behind differentiation; it does not go with
-  // sums over a dimension. For an sgd of its own rate that reads a norm (below): the gradient is not clipped by it, but
-  // divided by 1 + learning_rate x norm.
+  // A multiply divides its first operand by its second; it then has no derivative and sums over no dimension. An sgd of
+  // its own rate (below) divides the gradient by 1 + learning_rate x r instead of clipping it. The operand that holds a
+  // norm elsewhere holds the square of r; a value that is no number counts as 0.
   bool divides = false;
 
   // What multiplies the operand of scale, the numbers that quantisers read, the scores of softmax and of its

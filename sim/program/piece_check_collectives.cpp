@@ -317,7 +317,8 @@ void PieceCheck::sum_over_copies(const Op& op, TensorId from, TensorId to) {
       report(kRule, "the gradient of {} is summed over the copies of experts on ranks of {}",
              layout(piece_.parameters[p].parameter), words(mesh_, op.group));
     else if (program_.has_copies() && !owes_copies_[p])
-      report(kRule, "the gradient of {} is summed over copies for the second time", quoted(piece_.parameters[p].parameter));
+      report(kRule, "the gradient of {} is summed over copies for the second time",
+             quoted(piece_.parameters[p].parameter));
     owes_copies_[p] = false;
   }
   if (is_flat(from)) expect_owes_nothing(from);

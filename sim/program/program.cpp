@@ -69,7 +69,8 @@ std::vector<const Chunk*> Program::chunks_in_order(std::size_t of_class) const {
 bool Program::has_copies() const {
   std::vector<std::int64_t> experts = expert_of_slot;
   std::ranges::sort(experts);
-  return std::ranges::adjacent_find(experts) != experts.end();
+  return std::ranges::adjacent_find(experts) != experts.end() ||
+         std::ranges::find(loads, RowsOf::gradients, &Load::of) != loads.end();
 }
 
 std::int64_t Program::micro_batches_of(std::size_t of_class) const {

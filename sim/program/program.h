@@ -115,14 +115,14 @@ struct Program {
   // order of the list.
   std::vector<StageGroup> stage_groups;
 
-  // Expert replicas: the expert in each slot, for the ranks of the group that divides the experts, rank by rank. The
+  // Copies of experts: the expert in each slot, for the ranks of the group that divides the experts, rank by rank. The
   // rows of an expert go to its copies in turn, and the copies' gradients are summed before the update. Empty: every
-  // expert once, in order.
+  // expert once, in order; or layers differ, and only loads say what copies send. A real run needs the table.
   std::vector<std::int64_t> expert_of_slot;
-  bool has_copies() const;  // whether an expert has several slots
+  bool has_copies() const;  // whether an expert has several slots, or a load is of gradients
 
-  // Of the layers with experts (Tensor::load), of redistributions and of sums over copies (Op::load). Without one of the
-  // first kind routing is balanced.
+  // Loads of layers with experts (Tensor::load), of redistributions and of sums over copies (Op::load). If none is of
+  // tokens, routing is balanced.
   std::vector<Load> loads;
 
   // The sequences that are packed from documents, and what each class of micro-batches attends to then (Op::documents).

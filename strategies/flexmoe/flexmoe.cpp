@@ -84,8 +84,8 @@ std::vector<double> rows_between(const ExpertPlacement& placement, const Routing
   return rows;
 }
 
-// What ranks send to sum the gradients of each expert in a ring of the ranks that hold it, in parts of what an equal
-// exchange of all gradients of a rank would send; empty if no expert lies on several ranks.
+// What ranks send if the gradients of each expert are summed in a ring of the ranks that hold it: bytes from rank to
+// rank, over the bytes of a rank's expert gradients divided by the number of ranks. Empty: nothing is sent.
 Matrix gradients_between(const ExpertPlacement& placement) {
   const auto ranks = static_cast<std::size_t>(placement.ranks());
   Matrix sent;
@@ -191,7 +191,7 @@ class BalanceController final : public TrainingController {
       looked_ = false;
       weigh(scenario, first);
     }
-    if (!first) situation = {rows_, copied_};
+    if (!first && !placements_.empty()) situation = {rows_, copied_};
     if (within_steps(options_.balancer)) arrived_ = replicas_;
   }
 
@@ -476,6 +476,7 @@ double most_sent(const Matrix& sent, std::int64_t ranks) {
 // What ranks send for the copies of a layer in the mean: as in the layer whose busiest rank sends most, but scaled to
 // the mean of the layers' busiest ranks. Empty if no layer has copies on several ranks.
 Matrix mean_sent(const Rows& layers, std::int64_t ranks) {
+  if (layers.empty()) return {};
   const auto busiest = [ranks](const Matrix& layer) { return most_sent(layer, ranks); };
   Matrix sent = *std::ranges::max_element(layers, {}, busiest);
   double mean = 0;
@@ -534,7 +535,7 @@ void check_runnable(const Scenario& scenario) {
            "\"given\" or \"none\" in a real run, which does not choose placements from its routing");
   if (used(scenario))
     keep_defaults(scenario.plan, {"optimizer_offload"},
-                  "in a real run with \"moe_balancer\": \"given\": gradients of copies are summed on the devices");
+                  "in a real run with \"moe_balancer\": \"given\": the two were never run together");
 }
 
 // Each copy may get all tokens of a rank.

@@ -373,14 +373,14 @@ void add_tasks(const Scenario& scenario, Program& program) {
 
 void disable(Plan& plan) { plan.local = {}; }
 
-// The steps before which the oldest gradients that an exchange brings were computed.
+// How many steps ago the oldest gradient in what workers exchange was computed, at most.
 std::int64_t staleness(const Plan& plan) { return plan.local.steps * (plan.local.delay > 0 ? 2 : 1); }
 
 constexpr FigureKind kFigures[]{
     {.group = "local_updates",
      .key = "staleness",
      .unit = FigureUnit::count,
-     .explanation = "steps before which the oldest gradients that an exchange of workers brings were computed",
+     .explanation = "how many steps ago the oldest gradient in what workers exchange was computed, at most",
      .label = "staleness"}};
 void figures(const Scenario& scenario, const Program&, std::vector<Figure>& figures) {
   if (used(scenario)) figures.push_back({kFigures, static_cast<double>(staleness(scenario.plan)), "steps at most"});
@@ -391,7 +391,7 @@ std::vector<std::string> notes(const Scenario& scenario) {
   const std::int64_t steps = scenario.plan.local.steps, each = replicas(scenario);
   return {std::to_string(workers(scenario)) + " workers of " + std::to_string(each) +
           (each == 1 ? " replica" : " replicas") + " train copies of the model, and exchange them every " +
-          std::to_string(steps) + " steps; what an exchange brings was trained up to " +
+          (steps == 1 ? "step" : std::to_string(steps) + " steps") + "; what an exchange brings was trained up to " +
           std::to_string(staleness(scenario.plan)) + " steps before (what this costs in convergence is not predicted)"};
 }
 
@@ -424,8 +424,8 @@ std::string explain(const Evaluated& here, const Evaluate& evaluate) {
   return text + "\nWhat older or averaged parameters cost in convergence is not predicted.\n";
 }
 
-constexpr std::string_view kNames[]{"iteration", "local steps",          "outer update",
-                                    "exchange",  "slower beside others", "iteration_seconds"};
+constexpr std::string_view kNames[]{
+    "iteration", "local steps", "outer update", "exchange", "slower beside others", "iteration_seconds", "staleness"};
 constexpr Topic kTopics[]{
     {.names = kNames,
      .summary = "the tasks of an iteration of local updates, and what other numbers of local steps would give",

@@ -234,6 +234,7 @@ OrderedJson search_json(const SearchAnswer& a, const SearchRequest& request, con
   OrderedJson searched = OrderedJson::array();
   for (const Space::Axis& axis : a.space.axes()) searched.push_back(axis.field);
   json["searched"] = std::move(searched);
+  if (!request.at_most.empty()) json["at_most"] = request.at_most;
   const SearchResult& r = a.result;
   json.update({{"considered", r.considered},
                {"evaluated", r.evaluated},

@@ -196,7 +196,7 @@ class Evaluator {
       const auto figure = std::ranges::find(figures, limit.kind, &Figure::kind);
       const double value = figure == figures.end() ? limit.kind->otherwise : figure->value;
       if (value > limit.most)
-        throw InputError({"", "--at-most"}, fmt::format("{} {:g}", limit.kind->key, value),
+        throw InputError({"--at-most", ""}, fmt::format("{} {:g}", limit.kind->key, value),
                          fmt::format("{} of at most {:g}", limit.kind->key, limit.most));
     }
   }
@@ -408,7 +408,8 @@ class Search {
         found.answers.add(plan);
       } catch (const InputError& error) {
         ++counts.refused;
-        ++counts.refusals[error.where().pointer + ": expected " + error.expected()];
+        const InputError::Where& where = error.where();
+        ++counts.refusals[(where.pointer.empty() ? where.file : where.pointer) + ": expected " + error.expected()];
       }
     };
     space_.for_each(evaluator.scenario, values, space_.axes().size(), one);

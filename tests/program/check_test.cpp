@@ -624,9 +624,9 @@ TEST(Check, AParameterOfSeveralStagesIsSummedOverThem) {
 
 // Two ranks with two slots each: expert 1 lies on both.
 TEST(Check, ExpertsWithCopiesAreSummedOverThem) {
-  enum How { kRight, kMissing, kTwice, kBeforeOthers, kOverOthers, kBehindTheNorm, kWithoutLoad, kUnknownPlacement };
+  enum How { kRight, kMissing, kTwice, kBeforeOthers, kOverOthers, kBehindTheNorm, kWithoutLoad, kLoadOnly, kLoadAlone };
   for (const How how :
-       {kRight, kMissing, kTwice, kBeforeOthers, kOverOthers, kBehindTheNorm, kWithoutLoad, kUnknownPlacement}) {
+       {kRight, kMissing, kTwice, kBeforeOthers, kOverOthers, kBehindTheNorm, kWithoutLoad, kLoadOnly, kLoadAlone}) {
     Small s;
     const auto [parameters, gradients] = s.trained(12);
     const TensorId w = s.piece().parameters[0].parameter, dw = s.piece().parameters[0].gradient,
@@ -638,8 +638,8 @@ TEST(Check, ExpertsWithCopiesAreSummedOverThem) {
       t.over[0].append(s.tp());
     }
     s.piece().backward.ops[0].reads[0] = dy;
-    if (how != kUnknownPlacement) s.program.expert_of_slot = {0, 1, 1, 2};
-    s.program.loads.emplace_back();
+    if (how != kLoadOnly && how != kLoadAlone) s.program.expert_of_slot = {0, 1, 1, 2};
+    s.program.loads.emplace_back().of = RowsOf::gradients;
     const auto sum_ranks = [&] { s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::update); };
     const TensorId norm = s.tensor("norm", {});
     const auto take_norm = [&] {
@@ -648,7 +648,7 @@ TEST(Check, ExpertsWithCopiesAreSummedOverThem) {
     };
     if (how != kBeforeOthers) sum_ranks();
     if (how == kBehindTheNorm) take_norm();
-    for (int times = how == kMissing ? 0 : how == kTwice ? 2 : 1; times > 0; --times) {
+    for (int times = how == kMissing || how == kLoadAlone ? 0 : how == kTwice ? 2 : 1; times > 0; --times) {
       Op& sum = s.collective(OpKind::all_reduce, how == kOverOthers ? s.cp() : s.tp(), gradients, gradients,
                              &Piece::update);
       sum.reduction = Reduction::copies;
@@ -662,8 +662,8 @@ TEST(Check, ExpertsWithCopiesAreSummedOverThem) {
       EXPECT_EQ(found.front().rule, rule) << words;
       EXPECT_THAT(found.front().text, HasSubstr(words));
     };
-    if (how == kRight || how == kUnknownPlacement) expect_proven(s);
-    if (how == kMissing) breaks(R"(the gradient of "w" is not summed over the copies of its experts)");
+    if (how == kRight || how == kLoadOnly) expect_proven(s);
+    if (how == kMissing || how == kLoadAlone) breaks(R"(the gradient of "w" is not summed over the copies of its experts)");
     if (how == kTwice) breaks(R"(the gradient of "w" is summed over copies for the second time)");
     if (how == kBeforeOthers) breaks("still owes the sum over dp_shard", Rule::gradient_meets_state);
     if (how == kOverOthers) breaks(R"("w" [tp | -] is summed over the copies of experts on ranks of cp)");

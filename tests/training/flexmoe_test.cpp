@@ -38,15 +38,19 @@ Training trained(const Scenario& scenario, std::int64_t steps) {
 }
 
 TEST(FlexmoeTraining, BalancedRoutingMovesNothing) {
-  for (const Balancer balancer : {Balancer::flexmoe, Balancer::eplb, Balancer::symi}) {
+  for (const Balancer balancer :
+       {Balancer::flexmoe, Balancer::eplb, Balancer::symi, Balancer::fastermoe, Balancer::swipe}) {
     Scenario balanced = skewed(balancer), none = skewed(Balancer::none);
     balanced.workload.routing = none.workload.routing = ExpertRouting::balanced;
     balanced.workload.routing_skew = none.workload.routing_skew = 0;
-    balanced.plan.flexmoe.slots_per_rank = 4;  // no room for copies
+    const bool within_steps = balancer == Balancer::fastermoe || balancer == Balancer::swipe;
+    balanced.plan.flexmoe.slots_per_rank = within_steps ? 0 : 4;  // no room for copies
     const Training a = trained(balanced, 5), b = trained(none, 5);
     for (const char* column : {"step_seconds", "waiting_seconds", "memory_peak_bytes", "mfu"})
       EXPECT_EQ(a.column(column), b.column(column)) << column;
-    EXPECT_THAT(a.column("replicas"), testing::Each(0));
+    if (balancer != Balancer::swipe) {
+      EXPECT_THAT(a.column("replicas"), testing::Each(0));
+    }
   }
 }
 
@@ -124,6 +128,10 @@ TEST(FlexmoeTraining, GivenPlacementsHoldForTheirStepsAndAreWaitedFor) {
   EXPECT_EQ(steps[3], steps[8]) << "the last is kept";
   s.workload.step = 3;
   EXPECT_EQ(trained(s, 1).column("step_seconds")[0], steps[3]) << "a step alone has its own placement";
+  s.workload.routing = ExpertRouting::balanced;
+  s.workload.routing_skew = 0;
+  const std::vector<double> balanced = trained(s, 3).column("step_seconds");
+  EXPECT_THAT(balanced, testing::Each(balanced[0])) << "copies are summed whatever tokens do";
 }
 
 TEST(FlexmoeTraining, IsTheSameAgain) {
