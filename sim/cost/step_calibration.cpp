@@ -235,7 +235,7 @@ std::optional<StepInterval> step_interval(const StepIntervals& intervals, const 
                              [](const auto& a, const auto& b) { return a.second.half_width < b.second.half_width; });
     interval.comparable = "the widest of all stacks, " + found->first + ", for lack of published steps";
   }
-  if (mixture) interval.comparable += ", mixtures of experts";
+  if (mixture) interval.comparable += ", mixtures";
   interval.comparable += kWhere[static_cast<std::size_t>(origin)][device_seen ? 0 : 1];
   const StepIntervals::Stack& of_stack = found->second;
   const double times = static_cast<double>(devices) / static_cast<double>(of_stack.most_devices);

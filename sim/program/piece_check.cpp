@@ -408,9 +408,9 @@ void PieceCheck::norm(const Op& op) {
   if (is_flat(op.reads[0])) {
     expect_owes_nothing(op.reads[0]);
     write(op.writes[0], norm_group_);
-  } else if (norms_.erase(storage_of(piece_, op.reads[0])) > 0) {  // of parts of the buffer
+  } else if (norms_.erase(storage_of(piece_, op.reads[0])) > 0 || block_ == &piece_.update) {  // of other norms
     write(op.writes[0], owed(op.reads[0]));
-  } else {  // of what lies as parameters do
+  } else {  // in a task, of what lies as parameters do
     write(op.writes[0], norm_group_ | tensor(op.reads[0]).divided_over());
   }
   norms_.insert(storage_of(piece_, op.writes[0]));

@@ -272,7 +272,7 @@ const BadCommand kBadCommands[] = {
     {"simulate two-jobs-one-spine --engine both", "/jobs: found jobs that share a cluster, expected --engine des"},
     {"simulate two-jobs-one-spine --engine des --svg out.svg", "--svg: found jobs, expected a scenario of one job"},
     {"simulate two-jobs-one-spine --engine des --explain bubble", "--explain: found jobs"},
-    {"validate --gpu MI250X", "MI250X-GCD has no published measurement, expected part of the name of a device with"},
+    {"validate --gpu MI100", "MI100-32GB has no published measurement, expected part of the name of a device with"},
     {"validate --gpu H1000", "--gpu: found \"H1000\""},
     {"simulate two-jobs-one-spine --engine des --set jobs.1.plan.zero_stage=7",
      "--set jobs.1.plan.zero_stage=7: /jobs/1/plan/zero_stage: found 7"},

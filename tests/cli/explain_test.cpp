@@ -423,6 +423,7 @@ TEST_P(Explanations, SpecialTermsHaveTheirFormula) {
   const std::string text = of("interval");
   double product = std::stod(the_only(text, "w = ([0-9.]+) for the stack")[0]);
   for (const Groups& m : all_of(text, "stack x ([0-9.]+) for borrowed curves")) product *= std::stod(m[0]);
+  for (const Groups& m : all_of(text, "x ([0-9.]+) for mixtures of experts")) product *= std::stod(m[0]);
   for (const Groups& m : all_of(text, "x ([0-9.]+), no step of")) product *= std::stod(m[0]);
   for (const Groups& m : all_of(text, R"(\+ ([0-9.]+) for \d+ devices)")) product += std::stod(m[0]);
   EXPECT_NEAR(product, w, 3e-3);

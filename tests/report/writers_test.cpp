@@ -867,7 +867,7 @@ TEST(Table, OfAReportWithoutStagesIsItsHead) {
   EXPECT_THAT(table, testing::EndsWith("\n  bound by                                                something\n"));
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 10) << table;
   EXPECT_THAT(comparison_table(report, report, {}, {}),
-              AllOf(testing::StartsWith("                                                        A             B"),
+              AllOf(testing::StartsWith("                                                       A             B     change\n"),
                     HasSubstr("  step time                                      2.000 s       2.000 s       same\n"),
                     Not(HasSubstr("What makes the difference"))));
   const json written = json::parse(report_json(report).dump());

@@ -538,7 +538,7 @@ TEST(Intervals, WidenWithTheDistanceFromWhatWasMeasured) {
               2 * scale_figures().interval_per_doubling, 1e-12);
   const std::optional<StepInterval> mixture = step_interval("megatron-core", CurveOrigin::own, 8, true, true);
   EXPECT_GT(std::log(mixture->high / mixture->low), own);
-  EXPECT_EQ(mixture->comparable, "megatron-core, mixtures of experts on measured devices");
+  EXPECT_EQ(mixture->comparable, "megatron-core, mixtures on measured devices");
   const std::optional<StepInterval> far = step_interval("megatron-core", CurveOrigin::own, 1 << 20);
   EXPECT_THAT(far->comparable, HasSubstr("times the largest"));
   EXPECT_GT(far->beyond_half_width, 6 * scale_figures().interval_per_doubling);
