@@ -14,7 +14,7 @@
 
 namespace orrery {
 
-// What a training has made of its next step, beside what the scenario says. A matrix [from * ranks + to] is over the
+// What a training decides about its next step; the scenario does not say it. A matrix [from * ranks + to] is over the
 // ranks of the expert group; there is one for each layer of the routing's source, or one for all layers.
 struct Situation {
   using Matrices = std::shared_ptr<const std::vector<std::vector<double>>>;

@@ -102,7 +102,8 @@ void slow_network(double times, CollectiveCost& cost) {
   cost.seconds = seconds;
 }
 
-// Of the ranks of the node that sends the most to other nodes, how many send as much as the busiest rank of all.
+// The bytes that the busiest node sends to other nodes, over those that the busiest rank sends there: the number of
+// ranks that share the node's NICs.
 std::int64_t ranks_that_cross(const Load& load, std::int64_t per_node) {
   double of_node = 0, of_rank = 0;
   for (std::int64_t first = 0; first < load.ranks; first += per_node) {

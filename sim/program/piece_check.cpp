@@ -73,10 +73,11 @@ PieceCheck::PieceCheck(const Program& program, const Piece& piece, MeshGroup nor
       owed_(piece.tensors.size()),
       state_(piece.tensors.size()),
       contributed_(piece.parameters.size()) {
+  const bool copies = program.has_copies();
   for (std::size_t p = 0; p < piece.parameters.size(); ++p) {
     const TensorId gradient = piece.parameters[p].gradient;
     owes_stages_.push_back(gradient != kNoTensor && holders.several(piece, p));
-    owes_copies_.push_back(gradient != kNoTensor && program.has_copies() &&
+    owes_copies_.push_back(gradient != kNoTensor && copies &&
                            tensor(piece.parameters[p].parameter).find(Axis::experts) >= 0);
     if (gradient == kNoTensor) continue;
     parameter_of_[gradient] = p;

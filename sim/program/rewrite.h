@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <vector>
 
 #include "sim/program/piece.h"
@@ -223,6 +224,48 @@ inline Op communication(OpKind kind, const char* name, Phase phase, Stream strea
   op.reads[0] = read;
   op.writes[0] = write;
   return op;
+}
+
+// A kernel of the update on whole flat buffers, once for all instances.
+inline Op over_buffers(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
+                       std::initializer_list<TensorId> writes) {
+  return for_all_instances(computation(kind, name, Phase::update, reads, writes));
+}
+
+// Adds one number in fp32 for a block.
+inline TensorId add_number(Piece& piece, const char* name) {
+  Tensor number;
+  number.name = name;
+  number.category = Category::workspace;
+  number.dtype = Dtype::fp32;
+  number.append({1, Axis::none});
+  return piece.add(number);
+}
+
+// Adds ops that compute the square of the norm of `buffers`, one of each trained set in their order, and returns the
+// number. `sum`: the all-reduce over the ranks that hold other parts, without operands.
+inline TensorId add_norm(Piece& piece, std::span<const TensorId> buffers, const char* name, Op sum,
+                         std::vector<Op>& ops) {
+  const TensorId local = add_number(piece, name), all_ranks = add_number(piece, name);
+  const auto add = [&](TensorId of, TensorId to) {
+    ops.push_back(over_buffers(OpKind::gradient_norm, name, {of}, {to}));
+  };
+  if (buffers.size() == 1) {
+    add(buffers.front(), local);
+  } else {
+    Tensor square = piece.tensors[local], squares = square;
+    squares.sizes[0] = static_cast<std::int64_t>(buffers.size());
+    square.alias_of = piece.add(squares);
+    for (const TensorId buffer : buffers) {
+      add(buffer, piece.add(square));
+      ++square.alias_begin;
+    }
+    add(square.alias_of, local);
+  }
+  sum.reads[0] = local;
+  sum.writes[0] = all_ranks;
+  ops.push_back(for_all_instances(sum));
+  return all_ranks;
 }
 
 }  // namespace orrery

@@ -83,7 +83,7 @@ void check(const Scenario& scenario) {
 
 Op& put(std::vector<Op>& ops, OpKind kind, const char* name, std::initializer_list<TensorId> reads,
         std::initializer_list<TensorId> writes) {
-  return ops.emplace_back(for_all_instances(computation(kind, name, Phase::update, reads, writes)));
+  return ops.emplace_back(over_buffers(kind, name, reads, writes));
 }
 
 // Writes what workers agree on, in place of the mean of their `own`, to `agreed`: signs both ways, and their losses
@@ -150,19 +150,13 @@ void agree_on_steps(const Op& precondition, const Op& step, const Scenario& scen
   const TensorId anchor = clone_tensor(piece, updated, "anchor", Category::optimizer_state, Dtype::fp32),
                  sum = clone_tensor(piece, updated, "sum_of_steps", Category::workspace, Dtype::fp32),
                  direction = clone_tensor(piece, updated, "direction", Category::workspace, Dtype::fp32);
-  const auto add_number = [&](const char* name, Input input) {
-    Tensor number;
-    number.append({1, Axis::none});
-    number.name = name;
-    number.dtype = Dtype::fp32;
-    number.category = Category::optimizer_state;
-    number.input = input;
-    number.resident = number.common = true;
-    return piece.add(number);
-  };
-  const TensorId rate = add_number("learning_rate", Input::learning_rate),
-                 rates = add_number("sum_of_rates", Input::none);
-  piece.tensors[anchor].resident = piece.tensors[anchor].common = true;
+  const TensorId rate = add_number(piece, "learning_rate"), rates = add_number(piece, "sum_of_rates");
+  piece.tensors[rate].input = Input::learning_rate;
+  for (const TensorId id : {rate, rates, anchor}) {
+    Tensor& kept = piece.tensors[id];
+    kept.category = Category::optimizer_state;
+    kept.resident = kept.common = true;
+  }
 
   put(begin.ops, OpKind::cast, "begin_anchor", {updated}, {anchor});
   put(begin.ops, OpKind::scale, "begin_sum_of_rates", {rate}, {rates}).scale =

@@ -198,7 +198,7 @@ class CompressedMean {
   }
   Op& put(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
           std::initializer_list<TensorId> writes) {
-    Op& op = ops_.emplace_back(for_all_instances(computation(kind, name, Phase::update, reads, writes)));
+    Op& op = ops_.emplace_back(over_buffers(kind, name, reads, writes));
     op.compute_dtype = Dtype::fp32;
     return op;
   }

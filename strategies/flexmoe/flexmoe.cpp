@@ -31,8 +31,8 @@
 namespace orrery::flexmoe {
 namespace {
 
-using Rows = std::vector<std::vector<double>>;
 using Matrix = std::vector<double>;  // [from * ranks + to]
+using Rows = std::vector<Matrix>;    // by layer of the routing's source
 
 double width_of(Dtype dtype) { return static_cast<double>(bits_of(dtype)) / 8; }
 
@@ -84,8 +84,8 @@ std::vector<double> rows_between(const ExpertPlacement& placement, const Routing
   return rows;
 }
 
-// What ranks send if the gradients of each expert are summed in a ring of the ranks that hold it: bytes from rank to
-// rank, over the bytes of a rank's expert gradients divided by the number of ranks. Empty: nothing is sent.
+// Load::rows of the sum over copies if the ranks that hold an expert form a ring for it. An element is the bytes from
+// rank to rank, over the bytes of a rank's expert gradients divided by the number of ranks. Empty: nothing is sent.
 Matrix gradients_between(const ExpertPlacement& placement) {
   const auto ranks = static_cast<std::size_t>(placement.ranks());
   Matrix sent;
@@ -473,8 +473,8 @@ double most_sent(const Matrix& sent, std::int64_t ranks) {
   return most;
 }
 
-// What ranks send for the copies of a layer in the mean: as in the layer whose busiest rank sends most, but scaled to
-// the mean of the layers' busiest ranks. Empty if no layer has copies on several ranks.
+// One load for all layers: that of the layer whose busiest rank sends most, scaled to the mean of the layers' busiest
+// ranks. Empty if no layer has copies on several ranks.
 Matrix mean_sent(const Rows& layers, std::int64_t ranks) {
   if (layers.empty()) return {};
   const auto busiest = [ranks](const Matrix& layer) { return most_sent(layer, ranks); };

@@ -122,7 +122,7 @@ class Outer {
         piece_(piece) {}
 
   void run() {
-    if (options_.gap_norms) gap_ = add_number("gap");
+    if (options_.gap_norms) gap_ = add_number(piece_, "gap");
     for (std::size_t s = 0; s < piece_.sets.size(); ++s)
       if (!piece_.sets[s].frozen()) update(s);
     if (!momenta_.empty()) add_gap();
@@ -173,18 +173,18 @@ class Outer {
                      average = add_like(part, "mean_parameters", Category::communication_buffer, dtype),
                      away = add_passing(part, "way_to_mean", Dtype::fp32);
       piece_.tensors[sent].common = false;
-      begin.ops.push_back(kernel(OpKind::cast, "begin_mean_parameters", {part}, {average}));
-      outer_ops.push_back(kernel(OpKind::subtract, "way_to_mean", {part, average}, {away}));
-      Op pull = kernel(OpKind::sgd, "pull", {away, part}, {part});
+      begin.ops.push_back(over_buffers(OpKind::cast, "begin_mean_parameters", {part}, {average}));
+      outer_ops.push_back(over_buffers(OpKind::subtract, "way_to_mean", {part, average}, {away}));
+      Op pull = over_buffers(OpKind::sgd, "pull", {away, part}, {part});
       pull.learning_rate = options_.learning_rate;
       outer_ops.push_back(pull);
-      outer_ops.push_back(kernel(OpKind::cast, "send_parameters", {part}, {sent}));
+      outer_ops.push_back(over_buffers(OpKind::cast, "send_parameters", {part}, {sent}));
       exchange_ops.push_back(mean(sent, average));
     } else {
       const TensorId anchor = add_like(part, "anchor", Category::optimizer_state, Dtype::fp32),
                      momentum = add_like(part, "outer_momentum", Category::optimizer_state, Dtype::fp32);
-      begin.ops.push_back(kernel(OpKind::cast, "begin_anchor", {part}, {anchor}));
-      begin.ops.push_back(kernel(OpKind::zero_fill, "begin_outer_momentum", {}, {momentum}));
+      begin.ops.push_back(over_buffers(OpKind::cast, "begin_anchor", {part}, {anchor}));
+      begin.ops.push_back(over_buffers(OpKind::zero_fill, "begin_outer_momentum", {}, {momentum}));
       const bool late = options_.delay > 0, coded = sends_codes(options_);
       const Dtype held = coded ? Dtype::fp32 : dtype;
       // Late: what is under way lies in buffers of its own, since the next local steps need the others.
@@ -194,9 +194,9 @@ class Outer {
                                     : displacement;
       if (late) {
         piece_.tensors[displacement].common = false;
-        begin.ops.push_back(kernel(OpKind::zero_fill, "begin_mean_displacement", {}, {average}));
+        begin.ops.push_back(over_buffers(OpKind::zero_fill, "begin_mean_displacement", {}, {average}));
       }
-      outer_ops.push_back(kernel(OpKind::subtract, "displacement", {anchor, part}, {displacement}));
+      outer_ops.push_back(over_buffers(OpKind::subtract, "displacement", {anchor, part}, {displacement}));
       if (coded)
         add_coded_mean(mesh_, {.codes = dtype, .group = kCodeGroup}, displacement, average, piece_, outer_ops);
       else
@@ -204,9 +204,9 @@ class Outer {
       if (options_.gap_norms) {
         first_steps_.push_back(add_passing(part, "first_step", Dtype::fp32));
         momenta_.push_back(momentum);
-        first_step.ops.push_back(kernel(OpKind::subtract, "first_step", {anchor, part}, {first_steps_.back()}));
+        first_step.ops.push_back(over_buffers(OpKind::subtract, "first_step", {anchor, part}, {first_steps_.back()}));
       }
-      Op step = kernel(OpKind::sgd, "outer_step", {average, anchor, momentum, gap_}, {part, anchor, momentum});
+      Op step = over_buffers(OpKind::sgd, "outer_step", {average, anchor, momentum, gap_}, {part, anchor, momentum});
       step.divides = options_.gap_norms;
       step.scale = 1 / options_.gap_penalty;
       step.learning_rate = options_.learning_rate;
@@ -220,44 +220,27 @@ class Outer {
   // Adds the square of the norm of the first local step, and that of the momenta which made the last outer step, of all
   // sets; and in front of the outer update their ratio.
   void add_gap() {
-    const TensorId own = add_number("first_step_norm"), first = add_number("squared_first_step"),
-                   last = add_number("last_step_norm");
+    const TensorId first = add_number(piece_, "squared_first_step");
     Tensor& kept = piece_.tensors[first];
     kept.category = Category::optimizer_state;
     kept.resident = kept.common = true;
-    add_norm("first_step_norm", first_steps_, own, first_step.ops);
+    const TensorId own = add_norm("first_step_norm", first_steps_, first_step.ops);
     first_step.ops.push_back(mean_over_workers(mesh_, own, first));  // the same penalty for all
     std::vector<Op> ops;
-    add_norm("last_step_norm", momenta_, last, ops);
-    ops.push_back(kernel(OpKind::multiply, "gap", {last, first}, {gap_}));
+    const TensorId last = add_norm("last_step_norm", momenta_, ops);
+    ops.push_back(over_buffers(OpKind::multiply, "gap", {last, first}, {gap_}));
     ops.back().divides = true;
     outer.front().ops.insert(outer.front().ops.begin(), ops.begin(), ops.end());
   }
 
   // The square of the norm of the buffers of all sets, over all of the model. Only elements of parameters count.
-  void add_norm(const char* name, const std::vector<TensorId>& buffers, TensorId square, std::vector<Op>& ops) {
-    const TensorId local = add_number("local_square");
+  TensorId add_norm(const char* name, const std::vector<TensorId>& buffers, std::vector<Op>& ops) {
     MeshGroup parts = mesh_.group({MeshAxis::tp, MeshAxis::pp});
-    Tensor of_set = piece_.tensors[local];
-    of_set.sizes[0] = static_cast<std::int64_t>(buffers.size());
-    of_set.alias_of = buffers.size() > 1 ? piece_.add(of_set) : local;
-    of_set.sizes[0] = 1;
-    for (const TensorId buffer : buffers) {
-      ops.push_back(kernel(OpKind::gradient_norm, name, {buffer}, {buffers.size() > 1 ? piece_.add(of_set) : local}));
-      ++of_set.alias_begin;
-      parts = parts | piece_.tensors[buffer].divided_over();
-    }
-    if (buffers.size() > 1) ops.push_back(kernel(OpKind::gradient_norm, name, {of_set.alias_of}, {local}));
-    ops.push_back(for_all_instances(
-        communication(OpKind::all_reduce, name, Phase::update, Stream::data_communication, parts, local, square)));
-  }
-  TensorId add_number(const char* name) {
-    Tensor number;
-    number.append({1, Axis::none});
-    number.name = name;
-    number.dtype = Dtype::fp32;
-    number.category = Category::workspace;
-    return piece_.add(number);
+    for (const TensorId buffer : buffers) parts = parts | piece_.tensors[buffer].divided_over();
+    return orrery::add_norm(
+        piece_, buffers, name,
+        communication(OpKind::all_reduce, name, Phase::update, Stream::data_communication, parts, kNoTensor, kNoTensor),
+        ops);
   }
 
   // The buffer that the set's optimizer updates at full precision: the fp32 copies of parameters, if there are any.
@@ -300,7 +283,7 @@ class Outer {
                                                           Stream::parameter_communication, over, part, updated)));
     }
     if (updated != set.own_parameters)
-      block.ops.push_back(kernel(OpKind::cast, "outer_cast", {updated}, {set.own_parameters}));
+      block.ops.push_back(over_buffers(OpKind::cast, "outer_cast", {updated}, {set.own_parameters}));
     // The gathers that the update ends with, unless the next forward gathers.
     for (const Op& op : piece_.update.ops)
       if (op.kind == OpKind::all_gather && storage_of(piece_, op.writes[0]) == storage_of(piece_, set.parameters))
@@ -314,10 +297,6 @@ class Outer {
       op.algorithm = CollectiveAlgorithm::first_ranks;
     }
     return op;
-  }
-  static Op kernel(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
-                   std::initializer_list<TensorId> writes) {
-    return for_all_instances(computation(kind, name, Phase::update, reads, writes));
   }
   TensorId add_passing(TensorId like, const char* name, Dtype dtype) {
     return clone_tensor(piece_, like, name, Category::communication_buffer, dtype);

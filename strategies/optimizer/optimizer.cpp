@@ -32,11 +32,6 @@ TensorId flat(Piece& piece, const char* name, Category category, Dtype dtype, st
 
 bool is_adam(const Options& options) { return options.rule == Rule::adam || options.rule == Rule::adamw; }
 
-// An op on a whole flat buffer, once a step.
-Op over_buffer(OpKind kind, const char* name) {
-  return for_all_instances(computation(kind, name, Phase::update, {}, {}));
-}
-
 struct Gradients {
   Dtype dtype;
   double loss_scale;
@@ -44,8 +39,7 @@ struct Gradients {
 };
 
 Op scale(const char* name, TensorId gradients, double factor) {
-  Op op = over_buffer(OpKind::scale, name);
-  op.reads[0] = op.writes[0] = gradients;
+  Op op = over_buffers(OpKind::scale, name, {gradients}, {gradients});
   op.scale = factor;
   return op;
 }
@@ -105,39 +99,15 @@ void for_each_trained(const Piece& piece, Visit&& visit) {
 
 // The norm over the gradients of all sets.
 TensorId add_norm(Piece& piece, const Mesh& mesh) {
-  Tensor scalar;
-  scalar.name = "gradient_norm";
-  scalar.category = Category::workspace;
-  scalar.dtype = Dtype::fp32;
-  scalar.rank = 1;
-  const TensorId local = piece.add(scalar), global = piece.add(scalar);
-  const auto add = [&](TensorId of, TensorId to) {
-    Op norm = over_buffer(OpKind::gradient_norm, "gradient_norm");
-    norm.reads[0] = of;
-    norm.writes[0] = to;
-    piece.update.ops.push_back(norm);
-  };
-  std::int64_t sets = 0;
-  for_each_trained(piece, [&](const ParameterSet&) { ++sets; });
-  if (sets == 1) {
-    for_each_trained(piece, [&](const ParameterSet& set) { add(set.gradients, local); });
-  } else {
-    Tensor all = scalar;
-    all.sizes[0] = sets;
-    scalar.alias_of = piece.add(all);
-    for_each_trained(piece, [&](const ParameterSet& set) {
-      add(set.gradients, piece.add(scalar));
-      ++scalar.alias_begin;
-    });
-    add(scalar.alias_of, local);
-  }
+  std::vector<TensorId> gradients;
+  for_each_trained(piece, [&](const ParameterSet& set) { gradients.push_back(set.gradients); });
   // Each stage and tensor-parallel rank holds other parameters; data parallelism adds its digits where it shards.
   // Without tensor parallelism the sum goes where gradients do.
   const Stream stream = mesh.size(MeshAxis::tp) > 1 ? Stream::tensor_communication : Stream::data_communication;
-  Op reduce = communication(OpKind::all_reduce, "gradient_norm.all_reduce", Phase::update, stream,
-                            mesh.group({MeshAxis::tp, MeshAxis::pp, MeshAxis::ep, MeshAxis::etp}), local, global);
-  piece.update.ops.push_back(for_all_instances(reduce));
-  return global;
+  const Op sum =
+      communication(OpKind::all_reduce, "gradient_norm.all_reduce", Phase::update, stream,
+                    mesh.group({MeshAxis::tp, MeshAxis::pp, MeshAxis::ep, MeshAxis::etp}), kNoTensor, kNoTensor);
+  return orrery::add_norm(piece, gradients, "gradient_norm", sum, piece.update.ops);
 }
 
 // Tensors with fewer bits than gradients are computed in are not parameters that a rule updates, but casts of them.
@@ -149,9 +119,8 @@ void add_update(Piece& piece, const ParameterSet& set, const Options& options, b
                 const Scaling& scaling) {
   const std::int64_t elements = piece.tensors[set.parameters].elements();
   const bool adam = is_adam(options);
-  Op update = over_buffer(adam ? OpKind::adam : OpKind::sgd, adam ? "adam" : "sgd");
+  Op update = over_buffers(adam ? OpKind::adam : OpKind::sgd, adam ? "adam" : "sgd", {set.gradients}, {});
   update.decoupled_weight_decay = options.rule != Rule::adam;
-  update.reads[0] = set.gradients;
   std::size_t w = 0;
   const Dtype storage = piece.tensors[set.parameters].dtype;
   const bool quantised = is_quantised(storage);
@@ -173,16 +142,11 @@ void add_update(Piece& piece, const ParameterSet& set, const Options& options, b
   scaling.put(update);
   piece.update.ops.push_back(update);
   if (quantised) {
-    Op cast = over_buffer(OpKind::cast, "quantise_parameters");
-    cast.reads[0] = update.writes[0];
-    cast.writes[0] = set.parameters;
-    piece.update.ops.push_back(cast);
+    piece.update.ops.push_back(over_buffers(OpKind::cast, "quantise_parameters", {update.writes[0]}, {set.parameters}));
   }
 
   // The next step accumulates into cleared gradients.
-  Op clear = over_buffer(OpKind::zero_fill, "zero_gradients");
-  clear.writes[0] = set.gradients;
-  piece.update.ops.push_back(clear);
+  piece.update.ops.push_back(over_buffers(OpKind::zero_fill, "zero_gradients", {}, {set.gradients}));
 }
 
 void lay_out(Piece& piece, const Mesh& mesh, const Options& options, bool master_copy, const Gradients& gradients) {

@@ -64,7 +64,7 @@ Range range_of(const std::string& text) {
 constexpr const char* kTime = R"((-?[0-9.]+ (?:s|ms|us)))";
 constexpr const char* kBytes = R"((-?[0-9.]+ [KMGTP]?i?B))";
 
-// What the groups of `form` match, at each place where it does. In `form` TIME and BYTES stand for such texts.
+// Returns the groups of `form` for each of its matches. In `form` TIME and BYTES stand for such texts.
 using Groups = std::vector<std::string>;
 std::vector<Groups> all_of(const std::string& text, const std::string& form) {
   static std::map<std::string, std::regex> known;
@@ -245,8 +245,8 @@ TEST_P(Explanations, RowsAddUpToWhatIsExplained) {
   }
 }
 
-// Of each category on the device: what pieces hold, times how often, and the temporary rest add up to it; tensors have
-// the bytes of their sizes.
+// What pieces hold, times how often, and the temporary rest add up to each category on the device; tensors have the
+// bytes of their sizes.
 TEST_P(Explanations, CategoriesAreTheirPieces) {
   static const std::map<std::string, double> kBytesOf{{"fp32", 4},  {"bf16", 2}, {"fp16", 2},  {"fp8", 1}, {"int32", 4},
                                                       {"int64", 8}, {"int8", 1}, {"uint8", 1}, {"bool", 1}};
@@ -338,8 +338,8 @@ TEST_P(Explanations, OpsAreThoseOfTheReport) {
   }
 }
 
-// Of each term: its share, and the ops that belong to it, the longest first; of kernels their sum and what collectives
-// beside them cost make the term where there is one stage.
+// The text of a term says its share, and the ops that belong to it, the longest first. On one stage, the sum of kernels
+// and of what collectives beside them cost makes the term.
 TEST_P(Explanations, TermsAreTheirOps) {
   Explained& of = about();
   const Report& r = of.report();

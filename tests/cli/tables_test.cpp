@@ -150,7 +150,7 @@ std::vector<std::vector<std::string>> rows_under(const std::string& text, const 
   return rows;
 }
 
-// Of a column: its heading, and its cell as the row's member in the JSON says it.
+// A column: its heading, and how its cell follows from the row's member in the JSON.
 struct Column {
   const char* heading;
   std::function<std::string(const nlohmann::json&)> cell;

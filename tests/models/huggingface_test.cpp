@@ -79,7 +79,7 @@ TEST(HuggingFace, KeysThatSayNothingAreOfNoOtherArchitecture) {
   }
 }
 
-// Of every family: a key that agrees with the model changes nothing, and one that contradicts it is refused, unless the
+// In every family a key that agrees with the model changes nothing, and one that contradicts it is refused, unless the
 // family goes by it.
 TEST(HuggingFace, KeysAgreeWithTheModelOrAreRefusedInEveryFamily) {
   std::size_t refused = 0;
@@ -179,7 +179,7 @@ TEST(HuggingFace, EveryForeignKeyIsNamedAndMayBeEmpty) {
     }
 }
 
-// Of every family: a size that is not the sample's is another model, or refused; and numbers that are none are refused
+// In every family a size that is not the sample's is another model, or refused; and numbers that are none are refused
 // wherever a family reads one.
 TEST(HuggingFace, EverySizeThatIsReadCounts) {
   const std::set<std::string> sizes{"hidden_size",

@@ -210,13 +210,13 @@ TEST(AgreementOfEngines, ScatteredTransfers) {
 
 // Every expert lies on its rank and on the next one, or on one of the other node.
 TEST(AgreementOfEngines, SumsOverCopiesOfExperts) {
-  const auto report_of = [](int apart, bool des) {
+  const auto report_of = [](int apart, bool des, int nics = 8) {
     Json placement = Json::array();
     for (int rank = 0; rank < 16; ++rank)
       for (const int of : {rank, (rank + apart) % 16})
         for (int i = 0; i < 4; ++i) placement.push_back(4 * of + i);
     const Scenario s = read_scenario({{"model", "megablocks-moe-small"},
-                                      {"cluster", {{"node", "dgx-a100"}, {"nodes", 2}}},
+                                      {"cluster", {{"node", "dgx-a100"}, {"nodes", 2}, {"nics", nics}}},
                                       {"workload", {{"sequence_length", 1024}, {"global_batch_size", 512}}},
                                       {"plan",
                                        {{"micro_batch_size", 4},
@@ -240,6 +240,9 @@ TEST(AgreementOfEngines, SumsOverCopiesOfExperts) {
   EXPECT_GT(rate, 0.75 * 25e9);
   EXPECT_LT(rate, 25e9) << "of a NIC";
   EXPECT_NEAR(bytes_per_second(report_of(1, false)), 2 * rate, 0.05 * rate);
+  // All eight ranks share the only NIC of a node, or the first and the last of them do.
+  EXPECT_NEAR(bytes_per_second(report_of(8, false, 1)), rate / 8, 0.05 * rate);
+  EXPECT_NEAR(bytes_per_second(report_of(1, false, 1)), rate, 0.05 * rate);
 }
 
 // Messages that take longer than a slot leave a stage one after the other. Before, GPipe was 50 % too fast here. Where
