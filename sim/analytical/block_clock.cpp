@@ -292,6 +292,10 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
     }
 
     const auto stream = static_cast<std::size_t>(node.stream);
+    if (node.host_waits) {
+      if constexpr (Record) slacks_.push_back(std::abs(s_.host - s_.free[kCompute]));
+      s_.host = std::max(s_.host, s_.free[kCompute]);
+    }
     const bool queued = Shared && is_queued(node);
     Start start = start_of<Record, Shared>(code, node, queued);
     if (queued) {

@@ -73,6 +73,7 @@ struct ClockNode {
   WhenSet when = kUsual;  // runs if the line's set contains it
   Covers covers = Covers::own;
   bool waits_for_compute = false;
+  bool host_waits = false;    // the host issues it only after all earlier work on the compute stream
   bool once = false;          // runs only in the last instance that has such nodes
   bool moves = false;         // a collective: slows down kernels that run at the same time
   Account account = kMatmul;  // account of seconds that are not in BlockCode::busy

@@ -94,6 +94,7 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
     if (in_graph || runs_beside_device(op.stream)) return 0.0;
     if (is_communication(op.kind)) return runtime.host_seconds_per_collective;
     if (is_of_update(kind)) return runtime.host_seconds_per_update_op;
+    if (is_routing(op.kind)) return runtime.host_seconds_per_routing_op;
     const bool each = rows != nullptr && runtime.launches_each_expert && op.group_dims > 0;
     return each ? context.costs->kernels().issue_seconds(rows->sizes[0], runtime.host_seconds_per_op)
                 : runtime.host_seconds_per_op;
@@ -126,10 +127,10 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
       code.busy[static_cast<std::size_t>(op.when)][kSlowestDevice] += cost.waiting;
     }
 
-    if (op.issues_ahead) {
-      code.issues_ahead_from = static_cast<std::uint16_t>(i);
-      open = nullptr;
-    }
+    const bool host_waits = runtime.reads_row_counts && op.kind == OpKind::permute && host > 0 &&
+                            (op.phase == Phase::forward || op.phase == Phase::recompute);
+    if (op.issues_ahead) code.issues_ahead_from = static_cast<std::uint16_t>(i);
+    if (op.issues_ahead || host_waits) open = nullptr;
     if (plain && open != nullptr && next == first_link && open->when == bit(op.when)) {
       open->host += host;
       open->host_bound = std::max(open->host_bound, open->host) + cost.seconds;
@@ -151,6 +152,7 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
       node.stream = op.stream;
       node.when = bit(op.when);
       node.waits_for_compute = waits_for_compute(op);
+      node.host_waits = host_waits;
       node.once = is_communication(op.kind) && i >= once_from_;
       code.once |= node.once;
       node.moves = is_communication(op.kind);

@@ -22,7 +22,8 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.kernels = kernels == "eager" ? Kernels::eager : kernels == "compiled" ? Kernels::compiled : Kernels::fused;
     s.attention_kernel = j.at("attention_kernel");
     s.runtime.host_seconds_per_op = j.at("host_seconds_per_op");
-    s.runtime.host_seconds_per_collective = s.runtime.host_seconds_per_update_op = s.runtime.host_seconds_per_op;
+    s.runtime.host_seconds_per_collective = s.runtime.host_seconds_per_update_op =
+        s.runtime.host_seconds_per_routing_op = s.runtime.host_seconds_per_op;
     s.runtime.context_bytes = j.at("context_bytes");
     s.runtime.buffer_bytes_per_communicator = j.at("buffer_bytes_per_communicator");
     s.runtime.granularity = j.at("allocator_granularity_bytes").get<double>();
@@ -59,6 +60,7 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.reduces_in_every_micro_batch_of_pipeline = j.at("reduce_sharded_gradients_in_pipeline") == "every_micro_batch";
     s.gathers_quantised_weights = j.at("quantised_weights") == "gathered";
     s.runtime.launches_each_expert = j.at("expert_kernels") == "each";
+    s.runtime.reads_row_counts = j.at("row_counts") == "host";
     s.weighs_activations = j.at("expert_weights") == "activation";
     s.deals_uneven_chunks = j.at("uneven_chunks") == "dealt";
     for (const auto& [field, values] : j.at("searched").items()) {
@@ -241,6 +243,11 @@ void rewrite(const Scenario& scenario, Program& program) {
   program.runtime.cuda_graphs = scenario.plan.framework.cuda_graphs;
   program.runtime.graphs_leave_experts =
       scenario.plan.expert.capacity_factor == 0 && !scenario.plan.framework.graphs_hold_experts;
+  // Sizes of messages and of separate kernels are arguments of calls. Where experts have fixed slots they are known,
+  // and one kernel for all experts of a rank without exchanges reads them on the device.
+  if (scenario.plan.expert.capacity_factor > 0 ||
+      (scenario.plan.expert.degree == 1 && !program.runtime.launches_each_expert))
+    program.runtime.reads_row_counts = false;
   program.runtime.collective_algorithm = scenario.plan.framework.collective_algorithm;
   program.runtime.collective_protocol = scenario.plan.framework.collective_protocol;
 }

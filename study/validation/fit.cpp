@@ -37,12 +37,14 @@ enum SharedParameter : Eigen::Index {
   kCollectiveHost,
   kUpdateHost,
   kExpertHost,
+  kRoutingHost,
   kShared
 };
 constexpr double kDifference = 1e-3;  // of a parameter's logarithm
 constexpr int kSteps = 12;            // at most
 constexpr int kChordSteps = 40;       // the same for the chord method, which does not find slopes anew
 constexpr double kLongestStep = 0.7;
+constexpr double kNear = 0.01;  // a step that is shorter ends the first part of Slopes::given_first
 
 // Parameters are logarithms: of the mean slowdown of devices; of the mean factor by which hosts are slower than
 // stacks.json has them; of the mean slowdown of each family's memory-bound kernels; of the collectives' slowdown; of
@@ -74,6 +76,7 @@ struct Parameters {
     c.collective_host_ops = std::exp(x[kCollectiveHost]);
     c.update_host_ops = std::exp(x[kUpdateHost]);
     c.expert_host_ops = std::exp(x[kExpertHost]);
+    c.routing_host_ops = std::exp(x[kRoutingHost]);
     for (std::size_t i = 0; i < devices.size(); ++i) c.device_slowdown[devices[i]] = std::exp(x[at(kDevice, i)]);
     for (std::size_t i = 0; i < stacks.size(); ++i)
       c.stacks[stacks[i]] = {.host_seconds_per_op = known_host[i] * std::exp(x[at(kHost, i)]),
@@ -119,26 +122,34 @@ class Fit {
     return {found.begin(), found.end()};
   }
 
+  // How steps find the slopes of the points. own: each step anew, which takes ten times as long as the errors. given:
+  // those that are given, at every step (the chord method), which ends close to the minimum. given_first: the same, and
+  // then with its own to the minimum.
+  enum class Slopes : std::uint8_t { own, given, given_first };
+
   // Leaves out the points of the source `without` and of the device `without_device`. `slopes`: those of all points,
-  // used at every step (the chord method). Null: each step finds its own.
+  // or null with Slopes::own.
   Vector run(Vector x, const std::string& without = "", const std::string& without_device = "",
-             const Matrix* slopes = nullptr) {
+             Slopes find = Slopes::own, const Matrix* slopes = nullptr) {
     std::vector<const PredictedPoint*> used;
     for (const PredictedPoint& p : points_)
       if (p.source->name != without && p.device != without_device) used.push_back(&p);
-    const int steps = slopes == nullptr ? kSteps : kChordSteps;
-    for (int step = 0; step < steps; ++step) {
-      Matrix normal = Matrix::Zero(x.size(), x.size());
-      Vector gradient = Vector::Zero(x.size());
-      const std::vector<double> at_x = log_errors(used, parameters_.calibration(x));
-      add_points(used, at_x, slopes == nullptr ? slopes_of(used, at_x, x) : *slopes, normal, gradient);
-      add_known(x, normal, gradient);
-      Vector change = change_within_bounds(x, normal, gradient);
-      const double longest = change.cwiseAbs().maxCoeff();
-      if (longest > kLongestStep) change *= kLongestStep / longest;
-      x += change;
-      if (longest < kDifference) break;
-    }
+    const auto walk = [&](const Matrix* known, int steps, double least) {
+      for (int step = 0; step < steps; ++step) {
+        Matrix normal = Matrix::Zero(x.size(), x.size());
+        Vector gradient = Vector::Zero(x.size());
+        const std::vector<double> at_x = log_errors(used, parameters_.calibration(x));
+        add_points(used, at_x, known == nullptr ? slopes_of(used, at_x, x) : *known, normal, gradient);
+        add_known(x, normal, gradient);
+        Vector change = change_within_bounds(x, normal, gradient);
+        const double longest = change.cwiseAbs().maxCoeff();
+        if (longest > kLongestStep) change *= kLongestStep / longest;
+        x += change;
+        if (longest < least) break;
+      }
+    };
+    if (find != Slopes::own) walk(slopes, kChordSteps, find == Slopes::given ? kDifference : kNear);
+    if (find != Slopes::given) walk(nullptr, kSteps, kDifference);
     return x;
   }
 
@@ -244,7 +255,7 @@ class Fit {
     for (const auto kind : {Parameters::kDevice, Parameters::kMemory, Parameters::kHost})
       differentiate(parameters_.begin(kind), parameters_.begin(kind + 1),
                     [&](const PredictedPoint& p) { return parameters_.of(kind, p); });
-    for (const Eigen::Index shared : {kCollectives, kCollectiveHost, kUpdateHost, kExpertHost})
+    for (const Eigen::Index shared : {kCollectives, kCollectiveHost, kUpdateHost, kExpertHost, kRoutingHost})
       differentiate(shared, shared + 1, [&](const PredictedPoint&) { return shared; });
     return slopes;
   }
@@ -278,6 +289,7 @@ class Fit {
     pull(kCollectiveHost, kHostOpsSpread);
     pull(kUpdateHost, kHostOpsSpread);
     pull(kExpertHost, kHostOpsSpread);
+    pull(kRoutingHost, kHostOpsSpread);
     for (Eigen::Index family = 0; family < kFamilies; ++family) pull(kMemoryMean + family, kMemoryMeanSpread);
     for (std::size_t i = 0; i < parameters_.devices.size(); ++i)
       pull(parameters_.at(Parameters::kDevice, i), kDeviceSpread, kDeviceMean);
@@ -301,7 +313,8 @@ double rounded(double value) { return std::stod(fmt::format("{:.4g}", value)); }
 // As the file has it, so that intervals are those of what it predicts.
 StepCalibration rounded(StepCalibration c) {
   c.other_devices_slowdown = rounded(c.other_devices_slowdown);
-  for (double* shared : {&c.collective_slowdown, &c.collective_host_ops, &c.update_host_ops, &c.expert_host_ops})
+  for (double* shared :
+       {&c.collective_slowdown, &c.collective_host_ops, &c.update_host_ops, &c.expert_host_ops, &c.routing_host_ops})
     *shared = rounded(*shared);
   for (auto& [name, value] : c.device_slowdown) value = rounded(value);
   for (auto& [name, s] : c.stacks)
@@ -332,14 +345,15 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
     std::unique_ptr<Fit>& fit = fits[thread];
     if (!fit) fit = std::make_unique<Fit>();
     // Each fit begins at the start. From the minimum of all sources, what is left of a source would flatter its own
-    // prediction. Fits without a device only make an interval, so the slopes at that minimum are close enough.
+    // prediction; slopes at that minimum only show the way. Fits without a device only make an interval, so these are
+    // close enough to the end.
     const bool of_device = at >= sources.size();
     const std::string device = of_device ? measured[at - sources.size()].first : "";
     const std::string without = of_device ? measured[at - sources.size()].second : sources[at];
     StepCalibration& found = calibrations[at + 1];
     const Parameters& parameters = fit->parameters();
-    found =
-        rounded(parameters.calibration(fit->run(parameters.start(), without, device, of_device ? &slopes : nullptr)));
+    found = rounded(parameters.calibration(fit->run(
+        parameters.start(), without, device, of_device ? Fit::Slopes::given : Fit::Slopes::given_first, &slopes)));
     found.device_slowdown.erase(device);
     fit->predict(found, without, device, unseen_of[at + 1]);
     const std::lock_guard lock(mutex);

@@ -109,6 +109,37 @@ TEST(BlockClock, CollectivesAndUpdatesHaveIssueTimesOfTheirOwn) {
   EXPECT_DOUBLE_EQ(w.run({{&w.compile(h.piece, BlockKind::update), 1}}).seconds, 4);
 }
 
+// Ten seconds of work, the op that puts tokens into rows, and a kernel behind it.
+Handmade routing_piece(Phase phase) {
+  Handmade h;
+  h.kernel(h.piece.forward, 10);
+  Op& permute = h.kernel(h.piece.forward, 1);
+  permute.kind = OpKind::permute;
+  permute.phase = phase;
+  h.kernel(h.piece.forward, 1);
+  return h;
+}
+
+TEST(BlockClock, AHostThatReadsRowCountsWaitsForThem) {
+  Clockwork w;
+  w.runtime.host_seconds_per_op = 2;
+  w.runtime.host_seconds_per_routing_op = 3;
+  EXPECT_DOUBLE_EQ(w.run(routing_piece(Phase::forward).piece).seconds, 2 + 10 + 1 + 1);
+  w.runtime.reads_row_counts = true;
+  for (const Phase phase : {Phase::forward, Phase::recompute}) {
+    const Handmade h = routing_piece(phase);
+    const LineResult r = w.run(h.piece);  // issued at 2; after the wait until 12, at 15 and 17
+    EXPECT_DOUBLE_EQ(r.seconds, 18);
+    EXPECT_DOUBLE_EQ(r.accounts[kHostIssue], 2 + 3 + 1);
+    // The next layer's first kernel is issued at 19, one second after the last one has ended.
+    EXPECT_DOUBLE_EQ(w.run(h.piece, 100).seconds, 18 + 99 * 17);
+  }
+  // A backward knows the counts of its forward; a graph has fixed sizes.
+  EXPECT_DOUBLE_EQ(w.run(routing_piece(Phase::input_gradient).piece).seconds, 14);
+  w.runtime.cuda_graphs = true;
+  EXPECT_DOUBLE_EQ(w.run(routing_piece(Phase::forward).piece).seconds, 14);
+}
+
 // A gather of 3 s before a kernel of 4 s, three instances.
 Handmade gathering_piece(int prefetch, std::int64_t gather_seconds = 3) {
   Handmade h;
@@ -265,7 +296,8 @@ TEST(BlockClock, ASplitCollectivePaysItsLatencyEachTime) {
   w.mesh.add(MeshAxis::tp, 8);
   w.set_mesh(w.mesh);
   const CollectiveModel model(w.world.cluster, w.world.collectives);
-  const double quarter = model.cost(OpKind::all_reduce, 1 << 18, span_of(w.mesh, w.mesh.group(MeshAxis::tp), 8)).seconds;
+  const double quarter =
+      model.cost(OpKind::all_reduce, 1 << 18, span_of(w.mesh, w.mesh.group(MeshAxis::tp), 8)).seconds;
   const double whole = model.cost(OpKind::all_reduce, 1 << 20, span_of(w.mesh, w.mesh.group(MeshAxis::tp), 8)).seconds;
   EXPECT_DOUBLE_EQ(w.run(h.piece).seconds, 4 * quarter);
   EXPECT_GT(4 * quarter, whole);
@@ -535,8 +567,11 @@ Handmade scrambled(std::uint32_t seed) {
         op.every = static_cast<std::uint16_t>(draw(3) == 0 ? 3 : 1);
         break;
       }
-      default:
-        known.push_back(h.kernel(block, 1 + draw(6), {read}).writes[0]);
+      default: {
+        Op& op = h.kernel(block, 1 + draw(6), {read});
+        if (draw(6) == 0) op.kind = OpKind::permute;
+        known.push_back(op.writes[0]);
+      }
     }
   }
   h.piece.output = known.back();
@@ -550,6 +585,8 @@ TEST(BlockClock, ARunThatJumpsEqualsOneThatWalksEveryInstance) {
     const Handmade layer = scrambled(seed), other = scrambled(seed + 1000);
     Clockwork w;
     w.runtime.host_seconds_per_op = 0.37 * (seed % 17);  // from never to always late
+    w.runtime.host_seconds_per_routing_op = 0.2;
+    w.runtime.reads_row_counts = seed % 2 == 0;
     const std::vector<LineItem> line{
         {&w.compile(other.piece), 1}, {&w.compile(layer.piece), 126}, {&w.compile(other.piece), 2}};
     const LineResult walked = w.run(line, kUsual, false, false);

@@ -375,6 +375,36 @@ TEST(Agreement, ALateHostIsTheHostsTime) {
   EXPECT_NEAR(r.discrete_event->uncontended_step_seconds, r.step_seconds, 1e-8);
 }
 
+// Twice in each of three layers the host waits for the device before it puts tokens into rows. The second time a gather
+// runs on a stream of its own, which the host issues behind the rows.
+TEST(Agreement, AHostThatReadsRowCountsWaitsForThem) {
+  HandmadeProgram p(mesh_of({{MeshAxis::dp_shard, 2}}));
+  Handmade& layer = p.pieces[0];
+  for (const int seconds : {4, 7}) {
+    layer.kernel(layer.piece.forward, seconds);
+    layer.kernel(layer.piece.forward, 1).kind = OpKind::permute;
+    layer.kernel(layer.piece.forward, 1);
+  }
+  const TensorId whole = p.collective(0, OpKind::all_gather, Stream::parameter_communication, MeshAxis::dp_shard,
+                                      2 * 5 * kNicRate, "gather")
+                             .writes[0];
+  layer.kernel(layer.piece.forward, 2, {whole});
+  p.finish();
+  p.program.stages[0][0].runs[0].count = 3;
+  p.program.runtime.host_seconds_per_op = p.program.runtime.host_seconds_per_collective = 2;
+  p.program.runtime.host_seconds_per_routing_op = 3;
+  double without = 0;
+  for (const bool waits : {false, true}) {
+    p.program.runtime.reads_row_counts = waits;
+    const Report r = run_program(ideal_cluster(2), p.program);
+    EXPECT_NEAR(r.discrete_event->uncontended_step_seconds, r.step_seconds, 1e-8) << waits;
+    if (waits) {
+      EXPECT_GT(r.step_seconds, without + 3 * (3 + 3));
+    }
+    without = r.step_seconds;
+  }
+}
+
 // A gather of four seconds in four parts, and a kernel of two in as many that follow it: it waits a second for the
 // first part, and half of one for each other.
 TEST(Agreement, AWaitForAPartIsTheCollectives) {
