@@ -354,7 +354,8 @@ class PublishedKernels {
                        {"half_head_dim", 20, 0.1, 300},
                        {"fixed_seconds", 4e-6, 1e-7, 1e-5}},
         .rates = {"forward_efficiency", "backward_efficiency"},
-        .put = [](Calibration& calibration, const AttentionCurve& c) { calibration.attention = c; }};
+        .put = [](Calibration& calibration, const AttentionCurve& c) { calibration.attention = c; },
+        .get = [](const Calibration& calibration) { return calibration.attention; }};
     if (of.contains("last_wave_from")) {
       const AttentionCurve& from = curves_.at(of["last_wave_from"]);
       fit.known.forward_last_wave = from.forward_last_wave, fit.known.backward_last_wave = from.backward_last_wave;
