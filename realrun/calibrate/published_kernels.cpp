@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <type_traits>
 #include <utility>
 
 #include "realrun/calibrate/fit.h"
@@ -66,7 +68,18 @@ struct DieFit {
   std::vector<std::string> rates;  // those numbers of which each board has its own
   std::function<void(Curve&)> complete = [](Curve&) {};
   std::function<void(Calibration&, const Curve&)> put;
+  std::function<Curve(const Calibration&)> get = {};  // needed where an earlier die's board bounds the numbers
 };
+
+// Whether kernels are faster as the number grows. Of the others they are slower, except of those of a point's own.
+bool is_gain(const std::string& number) {
+  return number.ends_with("efficiency") || number == "sustained_seconds" || number == "relative";
+}
+bool is_of_points(const std::string& number) { return number.starts_with("point_"); }
+// Whether it adds to a kernel's work, and so is paid for by a better rate.
+bool is_work(const std::string& number) {
+  return number == "half_k" || number == "split_k" || number == "half_sequence" || number.ends_with("last_wave");
+}
 
 class PublishedKernels {
  public:
@@ -216,6 +229,61 @@ class PublishedKernels {
     return std::find(same.begin(), same.end(), board) == same.end();
   }
 
+  // The board of an earlier die which `board` revises, fitted before it; null: none.
+  const Board* revised_by(const std::string& board) const {
+    const Json& all = fits_.at("dies").at("revises");
+    const auto found = all.find(board);
+    return found == all.end() ? nullptr : &boards_.at(found->get<std::string>());
+  }
+
+  // The least share of the board's peak or memory rate at which it is as fast as an earlier board with this curve.
+  template <class Curve>
+  static double least_rate(Curve its, const std::string& name, const Board& earlier, const Board& board, Dtype dtype) {
+    if (name == "sustained_efficiency" && number_in(its, name) == 0)  // 0: as `efficiency`
+      return least_rate(its, "efficiency", earlier, board, dtype);
+    const bool of_memory = name == "memory_efficiency" || std::is_same_v<Curve, MemoryCurve>;
+    const double rates = of_memory ? earlier.device.memory_bytes_per_second / board.device.memory_bytes_per_second
+                                   : earlier.rate(dtype) / board.rate(dtype);
+    return std::min(1.0, number_in(its, name) * rates);
+  }
+
+  // Bounds the numbers of a die's first board by those of the board that it revises, so that no kernel is slower on it.
+  template <class Curve>
+  void bound(const DieFit<Curve>& fit, std::vector<FitParameter>& parameters) const {
+    const Board& board = *fit.boards.front().board;
+    const Board* earlier = fit.get ? revised_by(board.name) : nullptr;
+    if (earlier == nullptr) return;
+    Curve its = fit.get(earlier->calibration);
+    for (FitParameter& p : parameters) {
+      if (is_of_points(p.name) || is_work(p.name)) continue;  // curves_at() bounds the work
+      const double value = number_in(its, p.name);
+      if (!is_gain(p.name)) {
+        p.most = std::max(p.least, std::min(p.most, value));
+      } else if (p.name != "sustained_seconds") {
+        p.least = std::max(p.least, least_rate(its, p.name, *earlier, board, fit.dtype));
+      } else if (value > 0) {
+        p.least = std::max(p.least, value);
+      }
+      p.start = std::clamp(p.start, p.least, p.most);
+    }
+  }
+
+  // Raises a curve's rates to those of the board that this one revises, and lowers what it adds to a kernel's work to what
+  // the better rates make up for.
+  template <class Curve>
+  static void keep_order(const DieFit<Curve>& fit, Curve& curve, const Board& earlier, const Board& board) {
+    Curve its = fit.get(earlier.calibration);
+    double gain = std::numeric_limits<double>::max();
+    for (const std::string& name : fit.rates) {
+      const double least = least_rate(its, name, earlier, board, fit.dtype);
+      double& rate = number_in(curve, name);
+      rate = std::max(rate, least);
+      gain = std::min(gain, rate / least);
+    }
+    for (const auto& number : numbers_of(curve))
+      if (is_work(number.name)) curve.*number.value = std::min(curve.*number.value, gain * its.*number.value);
+  }
+
   // The curves of the boards if the parameters have these values. Behind the die's own follow, board by board, by how
   // much its rates exceed those of the board before it.
   template <class Curve>
@@ -234,6 +302,7 @@ class PublishedKernels {
         double& rate = number_in(curve, fit.rates[r]);
         rate = std::min(1.0, rate * gains[r] * fit.boards.front().board->rate(fit.dtype) / board->rate(fit.dtype));
       }
+      if (const Board* earlier = fit.get ? revised_by(board->name) : nullptr) keep_order(fit, curve, *earlier, *board);
     }
     return curves;
   }
@@ -245,6 +314,7 @@ class PublishedKernels {
     for (const BoardPoints& b : fit.boards) all += real(std::ssize(b.points));
     FitLoss loss = published_loss();
     std::vector<FitParameter> parameters = fit.parameters;
+    bound(fit, parameters);
     for (std::size_t b = 0; b < fit.boards.size(); ++b) {
       const Points& points = fit.boards[b].points;
       loss.weights.insert(loss.weights.end(), points.size(),
@@ -266,7 +336,7 @@ class PublishedKernels {
     for (double& value : values) value = four_digits(value);
     std::vector<Curve> curves = curves_at(fit, values);
     for (std::size_t b = 0; b < curves.size(); ++b) {
-      for (const std::string& rate : fit.rates) number_in(curves[b], rate) = four_digits(number_in(curves[b], rate));
+      for (const auto& number : numbers_of(curves[b])) curves[b].*number.value = four_digits(curves[b].*number.value);
       fit.put(fit.boards[b].board->calibration, curves[b]);
     }
     return curves;
@@ -284,7 +354,8 @@ class PublishedKernels {
                        {"half_head_dim", 20, 0.1, 300},
                        {"fixed_seconds", 4e-6, 1e-7, 1e-5}},
         .rates = {"forward_efficiency", "backward_efficiency"},
-        .put = [](Calibration& calibration, const AttentionCurve& c) { calibration.attention = c; }};
+        .put = [](Calibration& calibration, const AttentionCurve& c) { calibration.attention = c; },
+        .get = [](const Calibration& calibration) { return calibration.attention; }};
     if (of.contains("last_wave_from")) {
       const AttentionCurve& from = curves_.at(of["last_wave_from"]);
       fit.known.forward_last_wave = from.forward_last_wave, fit.known.backward_last_wave = from.backward_last_wave;
@@ -346,7 +417,8 @@ class PublishedKernels {
                        {"memory_efficiency", 0.8, 0.1, 1},
                        {"overlap_loss", 0.1, 1e-3, 1}},
         .rates = {"efficiency", "sustained_efficiency"},
-        .put = [dtype](Calibration& calibration, const MatmulCurve& c) { calibration.matmul[index(dtype)] = c; }};
+        .put = [dtype](Calibration& calibration, const MatmulCurve& c) { calibration.matmul[index(dtype)] = c; },
+        .get = [dtype](const Calibration& calibration) { return calibration.matmul[index(dtype)]; }};
     if (fit.boards.empty()) return;
     const Calibration& first = fit.boards.front().board->calibration;
     fit.known.tiles = first.matmul[index(dtype)].tiles;
@@ -377,7 +449,7 @@ class PublishedKernels {
   }
 
   // A type's curve for a board of the die that it was not measured on: limited in power as bf16 products are.
-  static void lend_matmul(const Board& lender, Board& board, Dtype dtype) {
+  void lend_matmul(const Board& lender, Board& board, Dtype dtype) const {
     const MatmulCurve &own = board.calibration.matmul[index(Dtype::bf16)],
                       &its = lender.calibration.matmul[index(Dtype::bf16)];
     const auto sustained = [](const MatmulCurve& c) {
@@ -386,6 +458,11 @@ class PublishedKernels {
     MatmulCurve curve = lender.calibration.matmul[index(dtype)];
     curve.sustained_efficiency = four_digits(sustained(curve) * std::min(1.0, sustained(own) / sustained(its)));
     curve.efficiency = four_digits(curve.efficiency * std::min(1.0, own.efficiency / its.efficiency));
+    if (const Board* earlier = revised_by(board.name))
+      for (const char* rate : {"efficiency", "sustained_efficiency"})
+        number_in(curve, rate) = std::max(
+            number_in(curve, rate),
+            four_digits(least_rate(earlier->calibration.matmul[index(dtype)], rate, *earlier, board, dtype)));
     if (curve.sustained_seconds == 0) curve.sustained_seconds = own.sustained_seconds;
     write(board.file["matmul"][name_of(dtype)], curve, {});
   }
@@ -424,7 +501,13 @@ class PublishedKernels {
         .put = [](Calibration& calibration, const MemoryCurve& c) {
           calibration.memory_efficiency = c.efficiency;
           calibration.kernel_fixed_seconds = c.fixed_seconds;
-        }};
+        },
+        .get =
+            [](const Calibration& calibration) {
+              MemoryCurve curve;
+              curve.efficiency = calibration.memory_efficiency, curve.fixed_seconds = calibration.kernel_fixed_seconds;
+              return curve;
+            }};
     const std::vector<MemoryCurve> curves = run(fit);
     for (std::size_t b = 0; b < curves.size(); ++b) {
       const auto& [board, points] = fit.boards[b];

@@ -498,6 +498,34 @@ TEST(PublishedFit, GivesTheBundledNumbersOfKernels) {
     EXPECT_EQ(found[kept], bundled[kept]) << kept;
 }
 
+// Each number of a revision's curves is at least as good as that of the board that it revises.
+TEST(PublishedFit, MakesNoKernelSlowerOnARevision) {
+  using nlohmann::json;
+  json document = parse_json_file(ORRERY_SOURCE_DIR "/results/published/kernels.json");
+  json& fits = document["fits"];
+  fits["dies"]["boards"] =
+      json::array({json::array({"B200-SXM-180GB", "GB200"}), json::array({"B300-SXM-270GB", "GB300"})});
+  fits["attention"] = {{"curves", json::array()}, {"lent", json::array()}};
+  fits["grouped"]["curves"] = json::array();
+  const PublishedFit fit = fit_published_kernels(document, "kernels.json", "2026-11-28");
+  for (const auto& [name, revised] : {std::pair{"B300-SXM-270GB", "B200-SXM-180GB"}, {"GB300", "GB200"}}) {
+    const auto own = json::parse(fit.files.at(std::string(name) + ".json"));
+    const auto its = json::parse(fit.files.at(std::string(revised) + ".json"));
+    for (const Dtype dtype : {Dtype::bf16, Dtype::fp8, Dtype::nvfp4}) {
+      const std::string type(name_of(dtype));
+      SCOPED_TRACE(name + (" " + type));
+      const json &a = own["matmul"][type], &b = its["matmul"][type];
+      const double gain = find_device(name).peak(dtype) / find_device(revised).peak(dtype);
+      EXPECT_GE(a["efficiency"].get<double>() * gain, 0.999 * b["efficiency"].get<double>());
+      for (const char* cost : {"operand_cost", "overlap_loss", "fixed_seconds"})
+        EXPECT_LE(a[cost].get<double>(), b[cost].get<double>()) << cost;
+      EXPECT_GE(a["memory_efficiency"].get<double>(), b["memory_efficiency"].get<double>());
+    }
+    EXPECT_GE(own["memory"]["efficiency"].get<double>(), its["memory"]["efficiency"].get<double>());
+    EXPECT_LE(own["memory"]["fixed_seconds"].get<double>(), its["memory"]["fixed_seconds"].get<double>());
+  }
+}
+
 TEST(PublishedFit, FitsOneClassOfCollectivesAloneAsWellAsTheBundledOne) {
   const auto curves = parse_json_file(ORRERY_SOURCE_DIR "/results/published/collectives.json");
   const PublishedFit fit = fit_published_collectives(curves, "collectives.json", "EFA v1");
