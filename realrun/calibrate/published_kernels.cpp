@@ -268,14 +268,14 @@ class PublishedKernels {
     }
   }
 
-  // Raises a curve's rates to those of the board that this one revises, and lowers what it adds to a kernel's work to what
-  // the better rates make up for.
+  // Raises a curve's rates to those of the board that this one revises, and lowers what it adds to a kernel's work to
+  // what the better rates make up for.
   template <class Curve>
-  static void keep_order(const DieFit<Curve>& fit, Curve& curve, const Board& earlier, const Board& board) {
-    Curve its = fit.get(earlier.calibration);
+  static void keep_order(Curve& curve, const std::vector<std::string>& rates, Dtype dtype, Curve its,
+                         const Board& earlier, const Board& board) {
     double gain = std::numeric_limits<double>::max();
-    for (const std::string& name : fit.rates) {
-      const double least = least_rate(its, name, earlier, board, fit.dtype);
+    for (const std::string& name : rates) {
+      const double least = least_rate(its, name, earlier, board, dtype);
       double& rate = number_in(curve, name);
       rate = std::max(rate, least);
       gain = std::min(gain, rate / least);
@@ -302,7 +302,8 @@ class PublishedKernels {
         double& rate = number_in(curve, fit.rates[r]);
         rate = std::min(1.0, rate * gains[r] * fit.boards.front().board->rate(fit.dtype) / board->rate(fit.dtype));
       }
-      if (const Board* earlier = fit.get ? revised_by(board->name) : nullptr) keep_order(fit, curve, *earlier, *board);
+      if (const Board* earlier = fit.get ? revised_by(board->name) : nullptr)
+        keep_order(curve, fit.rates, fit.dtype, fit.get(earlier->calibration), *earlier, *board);
     }
     return curves;
   }
@@ -458,11 +459,11 @@ class PublishedKernels {
     MatmulCurve curve = lender.calibration.matmul[index(dtype)];
     curve.sustained_efficiency = four_digits(sustained(curve) * std::min(1.0, sustained(own) / sustained(its)));
     curve.efficiency = four_digits(curve.efficiency * std::min(1.0, own.efficiency / its.efficiency));
-    if (const Board* earlier = revised_by(board.name))
-      for (const char* rate : {"efficiency", "sustained_efficiency"})
-        number_in(curve, rate) = std::max(
-            number_in(curve, rate),
-            four_digits(least_rate(earlier->calibration.matmul[index(dtype)], rate, *earlier, board, dtype)));
+    if (const Board* earlier = revised_by(board.name)) {
+      keep_order(curve, {"efficiency", "sustained_efficiency"}, dtype, earlier->calibration.matmul[index(dtype)],
+                 *earlier, board);
+      for (const auto& number : numbers_of(curve)) curve.*number.value = four_digits(curve.*number.value);
+    }
     if (curve.sustained_seconds == 0) curve.sustained_seconds = own.sustained_seconds;
     write(board.file["matmul"][name_of(dtype)], curve, {});
   }
@@ -498,10 +499,11 @@ class PublishedKernels {
         .boards = measured(die, kLeast, [&](const std::string& board) { return vectors(board); }),
         .parameters = {{"efficiency", 0.85, 0.1, 1}, {"fixed_seconds", 4e-6, 1e-7, 5e-5}},
         .rates = {},
-        .put = [](Calibration& calibration, const MemoryCurve& c) {
-          calibration.memory_efficiency = c.efficiency;
-          calibration.kernel_fixed_seconds = c.fixed_seconds;
-        },
+        .put =
+            [](Calibration& calibration, const MemoryCurve& c) {
+              calibration.memory_efficiency = c.efficiency;
+              calibration.kernel_fixed_seconds = c.fixed_seconds;
+            },
         .get =
             [](const Calibration& calibration) {
               MemoryCurve curve;
