@@ -91,7 +91,7 @@ std::vector<PlanKind> plan_kinds() {
        {with(zero3, {{"mics_shard_size", 8}}), with(zero3, {{"mics_shard_size", 16}}),
         with(zero3, {{"mics_shard_size", 16}, {"mics_hierarchical_params_gather", true}})},
        0.01,
-       0.4},
+       0.5},
       {"three levels of sharding",
        {with(zero3, {{"zero_weights_degree", 2}, {"zero_gradients_degree", 8}}),
         with(zero3, {{"zero_weights_degree", 1}, {"zero_gradients_degree", 4}})},
@@ -131,8 +131,8 @@ struct Difference {
   std::string plan;
 };
 
-// Of all plans that fit the site. Each plan is compared with one number of micro-batches on a site and with the other on
-// the next one, so that every plan meets every site, and either number half of them.
+// Of all plans that fit the site. Each plan is compared with one number of micro-batches on a site and with the other
+// on the next one, so that every plan meets every site, and either number half of them.
 void compare(const PlanKind& kind, std::size_t place, std::vector<Difference>& all) {
   const Site& site = kSites[place];
   const Json cluster{{"node", site.node}, {"nodes", site.nodes}};
