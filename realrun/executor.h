@@ -33,6 +33,9 @@ struct ExecutionOptions {
   // Storage that has not been written holds NaN. An op that writes NaN ends the run with an error that names the op.
   bool find_undefined = true;
   double watchdog_seconds = 20;  // longest wait on other ranks
+  // Values that parameters begin with, by their number in the model. Empty, or empty for a parameter: drawn from
+  // `seed`.
+  std::vector<std::vector<float>> first_values;
   // Added to one element of one parameter before the first step, for finite differences. -1: none.
   std::int64_t nudged_parameter = -1, nudged_element = 0;
   double nudge = 0;

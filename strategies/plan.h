@@ -24,6 +24,7 @@
 #include "strategies/gradient_accumulation/options.h"
 #include "strategies/local_updates/options.h"
 #include "strategies/loongtrain/options.h"
+#include "strategies/lora/options.h"
 #include "strategies/memo/options.h"
 #include "strategies/mics/options.h"
 #include "strategies/offload/options.h"
@@ -62,6 +63,7 @@
   X(memo, memo)                                   \
   X(precision, precision)                         \
   X(freeze, freeze)                               \
+  X(lora, lora)                                   \
   X(gradient_accumulation, gradient_accumulation) \
   X(optimizer, optimizer)                         \
   X(offload, offload)                             \

@@ -7,6 +7,7 @@
   X(batch)                   \
   X(framework)               \
   X(freeze)                  \
+  X(lora)                    \
   X(precision)               \
   X(tensor_parallel)         \
   X(context_parallel)        \

@@ -19,7 +19,7 @@ struct RankTraining {
   std::vector<std::string> sets;  // as --set there
   // The command's options set seed, steps, warmup_steps, watchdog_seconds and round_to_bf16. The one-rank Program that
   // `check` compares with ignores round_to_bf16. With `check`, the steps are those of options_to_compare.
-  ExecutionOptions options{.steps = 6, .watchdog_seconds = 60, .warmup_steps = 1, .after_step = {}};
+  ExecutionOptions options{.steps = 6, .watchdog_seconds = 60, .first_values = {}, .warmup_steps = 1, .after_step = {}};
   // Instead of measuring, compares loss, gradients and parameters with the one-rank Program.
   bool check = false;
   // If not empty: nothing is compared or printed. Rank 0 writes all ranks' results to this path (launch.h) and reports

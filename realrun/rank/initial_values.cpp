@@ -30,7 +30,10 @@ float first_value(const RunSetup& setup, std::int64_t parameter, std::int64_t el
   const WholeParameter& whole = setup.parameters[static_cast<std::size_t>(parameter)];
   const double u =
       counter_uniform(setup.options.seed, static_cast<std::uint64_t>(parameter), static_cast<std::uint64_t>(element));
-  double value = initial_value(whole, u);
+  const std::vector<std::vector<float>>& given = setup.options.first_values;
+  const auto number = static_cast<std::size_t>(parameter);
+  double value = number < given.size() && !given[number].empty() ? given[number].at(static_cast<std::size_t>(element))
+                                                                 : initial_value(whole, u);
   if (setup.options.nudged_parameter == parameter && setup.options.nudged_element == element)
     value += setup.options.nudge;
   return static_cast<float>(value);

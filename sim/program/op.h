@@ -165,6 +165,9 @@ struct Op {
   // Adds to the writes that OpTraits::accumulates names, and therefore reads them, too. Storage to which any op of a
   // piece adds begins at zero.
   bool accumulate = false;
+  // True: a product that the stack's fused modules leave alone. Its operands are not quantised, and it is not split
+  // into chunks that overlap its collective.
+  bool plain = false;
   Dtype compute_dtype = Dtype::bf16;  // input type of the tensor cores: fp8 inputs may differ from the tensors' storage
 
   ActivationFunction function = ActivationFunction::gelu;

@@ -117,7 +117,7 @@ enum class OpKind : std::uint8_t {
                   // sequence, 2]: of the balance loss and of the z-loss on the logits' size (Op::router)
   router_loss_backward,  // reads logits [, counts]; writes dlogits, times Op::scale
 
-  // Optimizer, on the flat buffers of a piece.
+  // Optimizer, on the flat buffers of a piece; scale also on other tensors.
   gradient_norm,  // reads gradients; writes a scalar: the square of their norm (sim/program/step_end.h)
                   // reads such scalars; writes their sum
   scale,          // reads x [, norm]; writes x times Op::scale, clipped (clipped_factor() of realrun/kernel.h)
@@ -362,7 +362,7 @@ inline constexpr std::array kTable{
         .whole_rows = 0b1),
 
     ROW(gradient_norm, .reads = 0b1, .writes = 0b1, .scratch = true, .of_update = true, .why_none = kAfterLoss),
-    ROW(scale, .reads = 0b01, .may_read = 0b10, .writes = 0b1, .in_place = true, .of_update = true, .norm_read = 1,
+    ROW(scale, .reads = 0b01, .may_read = 0b10, .writes = 0b1, .in_place = true, .norm_read = 1,
         .why_none = kAddedLater, .linear = 0b1),
     ROW(subtract, .reads = 0b11, .writes = 0b1, .in_place = true, .why_none = kAddedLater, .linear = 0b11),
     ROW(adam, .op_class = optimizer, .reads = 0b1111, .may_read = 0b10000, .writes = 0b0111, .may_write = 0b1000,

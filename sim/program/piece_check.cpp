@@ -278,7 +278,7 @@ void PieceCheck::run(const Block& block, const char* name) {
 void PieceCheck::step(const Op& op) {
   for (const TensorId id : op.reads)
     if (id != kNoTensor) expect_there(id);
-  if (traits_of(op.kind).of_update) cut(op.reads[0]);
+  if (traits_of(op.kind).of_update || op.kind == OpKind::scale) cut(op.reads[0]);
   if (is_communication(op.kind)) {
     communicate(op);
   } else if (op.kind == OpKind::gradient_norm) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "sim/program/piece.h"
@@ -115,6 +116,22 @@ inline const ParameterGradient* parameter_of_gradient(const Piece& piece, Tensor
       if (p.gradient == id) return &p;
   return nullptr;
 }
+
+// Splits each parameter set by a key: parameters of a set that have the same key stay in one set. The new sets of an
+// old one follow each other in the order of their keys.
+template <class Key>
+void split_sets(Piece& piece, Key key) {
+  std::vector<std::pair<std::uint8_t, int>> parts;
+  const auto part_of = [&](const ParameterGradient& p) { return std::pair(p.set, static_cast<int>(key(p))); };
+  for (const ParameterGradient& p : piece.parameters)
+    if (!piece.tensors[p.parameter].shared) parts.push_back(part_of(p));
+  std::ranges::sort(parts);
+  parts.erase(std::unique(parts.begin(), parts.end()), parts.end());
+  for (ParameterGradient& p : piece.parameters)
+    if (!piece.tensors[p.parameter].shared)
+      p.set = static_cast<std::uint8_t>(std::ranges::find(parts, part_of(p)) - parts.begin());
+}
+inline bool is_frozen(const ParameterGradient& p) { return p.gradient == kNoTensor; }
 
 // Returns how many elements of a tensor every rank has if a dimension is dealt by query heads (Deal::query_heads):
 // those of the key and value. For any other tensor it returns the number of all elements.

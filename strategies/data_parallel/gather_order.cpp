@@ -82,6 +82,7 @@ void divide_into_sets(const GatherLimits& limits, Piece& piece) {
     in_set += piece.tensors[used.parameter->parameter].elements();
     left -= piece.tensors[used.parameter->parameter].elements();
   }
+  split_sets(piece, is_frozen);
 }
 
 GatherOrder order_in_turn(const GatherLimits& limits, bool prefetch, const Piece& piece, const Block& block,

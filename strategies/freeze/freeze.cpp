@@ -2,6 +2,8 @@
 // frozen parameter has no gradient (ParameterGradient::gradient). It lies in a parameter set that has only weights,
 // which are divided and gathered like others. The backward keeps only what gradients of trained parameters need: input
 // gradients through frozen layers, and nothing before the first trained parameter, where layers run forward only.
+#include "strategies/freeze/freeze.h"
+
 #include <algorithm>
 #include <array>
 #include <string>
@@ -16,19 +18,10 @@
 namespace orrery::freeze {
 namespace {
 
+bool freezes_layers(const Plan& plan) { return plan.freeze.layers; }
 bool used(const Scenario& scenario) {
   const Options& ends = scenario.plan.freeze;
-  return ends.embedding || ends.head || any_plan(scenario, [](const Plan& plan) { return plan.freeze.layers; });
-}
-
-// Whether each layer is frozen.
-std::vector<bool> frozen_layers(const Scenario& scenario) {
-  const std::int64_t layers = scenario.model.total_layers();
-  std::vector<bool> frozen(static_cast<std::size_t>(layers), scenario.plan.freeze.layers);
-  for (const LayerRange& range : scenario.plan.layers)
-    for (std::int64_t l = range.from; l < (range.to > 0 ? range.to : layers); l += range.step)
-      frozen[static_cast<std::size_t>(l)] = range.plan.freeze.layers;
-  return frozen;
+  return ends.embedding || ends.head || any_plan(scenario, freezes_layers);
 }
 
 // The streams that a piece hands on which depend on trained parameters: their gradients are needed.
@@ -46,14 +39,11 @@ class Freezer {
  public:
   Freezer(Piece& piece, const Trained& before) : piece_(piece), before_(before) {}
 
-  template <class IsFrozen>
-  void run(IsFrozen is_frozen) {
-    bool trains = false;
-    for (ParameterGradient& p : piece_.parameters) {
-      if (is_frozen(piece_.tensors[p.parameter])) p.gradient = kNoTensor;
-      trains = trains || p.gradient != kNoTensor;
-    }
-    for (ParameterGradient& p : piece_.parameters) p.set = trains && p.gradient == kNoTensor ? 1 : 0;
+  template <class Predicate>
+  void run(Predicate is_frozen) {
+    for (ParameterGradient& p : piece_.parameters)
+      if (is_frozen(p.parameter)) p.gradient = kNoTensor;
+    split_sets(piece_, orrery::is_frozen);
     find_what_is_handed_on();
     prune();
   }
@@ -134,8 +124,8 @@ ProductFlops spared(const Piece& piece, double expert_rows, const PackedSequence
 // Cuts the line where the trained parameters change, and builds the pieces anew.
 class Line {
  public:
-  Line(const Scenario& scenario, Program& program)
-      : scenario_(scenario), program_(program), plans_(layer_plans(scenario)), from_(program.pieces) {}
+  Line(const Scenario& scenario, const IsFrozen& is_frozen, Program& program)
+      : scenario_(scenario), is_frozen_(is_frozen), program_(program), from_(program.pieces) {}
 
   ProductFlops run() {
     program_.pieces.clear();
@@ -165,9 +155,8 @@ class Line {
     for (const Made& m : made_)
       if (m.of == of && m.before == before) return m;
     Piece piece = from_[of];
-    const bool all = is_frozen(piece), table = is_tied_head(piece) && scenario_.plan.freeze.embedding;
     Freezer freezer(piece, before);
-    freezer.run([&](const Tensor& t) { return all || (table && is_vocabulary_table(t)); });
+    freezer.run([&](TensorId parameter) { return is_frozen_(of, from_[of], parameter); });
     Made made{of, static_cast<std::uint16_t>(program_.pieces.size()), before, freezer.behind(), {}};
     if (freezer.pruned()) {
       made.spared =
@@ -190,47 +179,48 @@ class Line {
     return first;
   }
 
-  bool is_tied_head(const Piece& piece) const {
-    return piece.output == kNoTensor && scenario_.model.tied_embeddings && !scenario_.model.vision();
-  }
-  bool is_frozen(const Piece& piece) const {
-    if (is_layer(piece)) return plans_.of(piece).freeze.layers;
-    return piece.output == kNoTensor ? scenario_.plan.freeze.head : scenario_.plan.freeze.embedding;
-  }
-
   const Scenario& scenario_;
+  const IsFrozen& is_frozen_;
   Program& program_;
-  const LayerPlans plans_;
   const std::vector<Piece> from_;
   std::vector<Made> made_;
   std::vector<std::pair<std::uint16_t, std::uint16_t>> families_;
   ProductFlops spared_;
 };
 
-// Checks that gradients cross every border between model chunks, and if clipped, that every stage has a norm.
-void check_pipeline(const Scenario& scenario, const std::vector<bool>& frozen) {
+}  // namespace
+
+std::vector<bool> frozen_layers(const Scenario& scenario, bool (*is_frozen)(const Plan&)) {
+  const std::int64_t layers = scenario.model.total_layers();
+  std::vector<bool> frozen(static_cast<std::size_t>(layers), is_frozen(scenario.plan));
+  for (const LayerRange& range : scenario.plan.layers)
+    for (std::int64_t l = range.from; l < (range.to > 0 ? range.to : layers); l += range.step)
+      frozen[static_cast<std::size_t>(l)] = is_frozen(range.plan);
+  return frozen;
+}
+
+void check_pipeline(const Scenario& scenario, const Frozen& frozen, std::string_view field, const std::string& cure) {
   const pipeline_parallel::Options& pipeline = scenario.plan.pipeline;
-  const Options& ends = scenario.plan.freeze;
   const Model& model = scenario.model;
   // pipeline_parallel reports an impossible split.
   if (pipeline_parallel::options_limit(pipeline, model.total_layers())) return;
   const std::vector<std::int64_t> layers = pipeline_parallel::split_layers(model.total_layers(), pipeline);
   if (layers.size() == 1) return;
-  if (ends.embedding && model.relative_buckets > 0)
-    refuse(scenario.plan, "freeze_embedding",
-           "false with pipeline_parallel: stages pass on the gradients of its relative position tables");
+  if (frozen.embedding && model.relative_buckets > 0)
+    refuse(scenario.plan, "pipeline_parallel",
+           "1 where tables of relative positions are frozen: stages pass on their gradients");
   std::vector<bool> trains(static_cast<std::size_t>(pipeline.degree));  // by stage
   std::int64_t begin = 0;
   for (std::size_t q = 0; q < layers.size(); begin += layers[q++]) {
     const std::int64_t end = begin + layers[q];
-    bool any = q == 0 ? !ends.embedding : q + 1 == layers.size() && !ends.head;
+    bool any = q == 0 ? !frozen.embedding : q + 1 == layers.size() && !frozen.head;
     for (std::int64_t l = begin; l < end; ++l) {
       const bool behind_seam = model.kind == ModelKind::encoder_decoder && l == model.layers;
-      any = any || !frozen[static_cast<std::size_t>(l)] || (behind_seam && !ends.embedding);
+      any = any || !frozen.layers[static_cast<std::size_t>(l)] || (behind_seam && !frozen.embedding);
     }
     if (q == 0 && !any)
-      refuse(scenario.plan, "freeze_embedding",
-             "false, or a trained layer in the first model chunk (layers 0 to " + std::to_string(layers[0] - 1) +
+      refuse(scenario.plan, field,
+             cure + " the first model chunk (layers 0 to " + std::to_string(layers[0] - 1) +
                  "): every stage needs a backward");
     const std::size_t stage = pipeline_parallel::stage_of_position(pipeline, q);
     trains[stage] = trains[stage] || any;
@@ -243,27 +233,41 @@ void check_pipeline(const Scenario& scenario, const std::vector<bool>& frozen) {
                  " is frozen, but the norm needs all stages");
 }
 
-void check(const Scenario& scenario) {
-  if (!used(scenario)) return;
-  const Options& ends = scenario.plan.freeze;
-  if (ends.head && !ends.embedding && scenario.model.tied_embeddings && !scenario.model.vision())
-    refuse(scenario.plan, "freeze_head", "false, or freeze_embedding too: this model's head is its embedding table");
-  const std::vector<bool> frozen = frozen_layers(scenario);
-  const bool layers = std::find(frozen.begin(), frozen.end(), false) == frozen.end();
-  if (layers && ends.embedding && ends.head)
-    refuse(scenario.plan, "freeze_head", "false, or something that is trained");
-  check_pipeline(scenario, frozen);
-}
-
-// Comes before everything that rewrites the backward; takes what the backward spares off Program::model.
-void rewrite(const Scenario& scenario, Program& program) {
-  if (!used(scenario)) return;
-  const ProductFlops spared = Line(scenario, program).run();
+// Takes what the backward spares off Program::model.
+void freeze(const Scenario& scenario, const IsFrozen& is_frozen, Program& program) {
+  const ProductFlops spared = Line(scenario, is_frozen, program).run();
   const double micro_batches = static_cast<double>(scenario.workload.global_batch_size) /
                                static_cast<double>(scenario.plan.batch.micro_batch_size);
   program.model.flops_per_step -= micro_batches * (spared.linear + spared.attention_masked);
   program.model.executed_flops_per_step -= micro_batches * (spared.linear_executed + spared.attention_executed);
   program.model.flops_per_step_full_attention -= micro_batches * (spared.linear + spared.attention_full);
+}
+
+namespace {
+
+void check(const Scenario& scenario) {
+  if (!used(scenario)) return;
+  const Options& ends = scenario.plan.freeze;
+  if (ends.head && !ends.embedding && scenario.model.tied_embeddings && !scenario.model.vision())
+    refuse(scenario.plan, "freeze_head", "false, or freeze_embedding too: this model's head is its embedding table");
+  const Frozen frozen{frozen_layers(scenario, freezes_layers), ends.embedding, ends.head};
+  const bool layers = std::ranges::find(frozen.layers, false) == frozen.layers.end();
+  if (layers && ends.embedding && ends.head)
+    refuse(scenario.plan, "freeze_head", "false, or something that is trained");
+  check_pipeline(scenario, frozen, "freeze_embedding", "false, or a trained layer in");
+}
+
+void rewrite(const Scenario& scenario, Program& program) {
+  if (!used(scenario)) return;
+  const Options& ends = scenario.plan.freeze;
+  const LayerPlans plans = layer_plans(scenario);
+  const bool tied = scenario.model.tied_embeddings && !scenario.model.vision();
+  const auto is_frozen = [&](std::size_t, const Piece& piece, TensorId parameter) {
+    if (is_layer(piece)) return plans.of(piece).freeze.layers;
+    if (piece.output != kNoTensor) return ends.embedding;
+    return ends.head || (tied && ends.embedding && is_vocabulary_table(piece.tensors[parameter]));
+  };
+  freeze(scenario, is_frozen, program);
 }
 
 constexpr PlanWord kWords[]{{"freeze", used}};

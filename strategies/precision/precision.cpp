@@ -74,6 +74,7 @@ class Quantiser {
 
   // Excludes the products of routers, whose logits are fp32.
   bool is_product(const Op& op) const {
+    if (op.plain) return false;
     const auto is_fp32 = [&](TensorId id) { return piece_.tensors[id].dtype == Dtype::fp32; };
     switch (op.kind) {
       case OpKind::linear:
@@ -101,8 +102,8 @@ class Quantiser {
           for (const int read : {0, 1}) needed_[op.reads[static_cast<std::size_t>(read)]][copy_of(op, read)] = true;
   }
 
-  // Puts the weights of products into a parameter set of their own, as Megatron-Core does with buffers of another
-  // dtype. There is no other copy of them.
+  // Puts the weights of products into parameter sets of their own, as Megatron-Core does with buffers of another dtype.
+  // There is no other copy of them.
   void keep_quantised() {
     std::vector<bool> is_weight(piece_.tensors.size());
     for (const Block* block : {&piece_.forward, &piece_.backward})
@@ -117,7 +118,7 @@ class Quantiser {
       piece_.tensors[id].dtype = dtype_;
       quantised_[by_rows][id] = t;
     }
-    for (ParameterGradient& p : piece_.parameters) p.set = is_weight[storage_of(piece_, p.parameter)] ? 0 : 1;
+    split_sets(piece_, [&](const ParameterGradient& p) { return !is_weight[storage_of(piece_, p.parameter)]; });
   }
 
   // Weights that stay are quantised once a step and kept for its micro-batches (Transformer Engine's

@@ -341,7 +341,7 @@ class Partition {
     const bool divided_weight = layout(op.reads[1]) == divided;
     // The weight gradient's gather is issued before the input gradient, which overlaps it, as in Megatron-LM.
     if (divided_weight && next != nullptr && next->kind == OpKind::linear_weight_gradient) whole(next->reads[0], op);
-    if (options_.overlap && divided_weight && overlap(op)) return;
+    if (options_.overlap && divided_weight && !op.plain && overlap(op)) return;
     if (divided_weight) op.reads[0] = whole(op.reads[0], op);
     if (contracts_divided(op)) return emit_partial(op);
     out_.push_back(op);

@@ -141,6 +141,7 @@ constexpr Layout kLayouts[] = {
     {kGpt, R"({"data_parallel": 4, "zero_stage": 3, "mics_shard_size": 2, "tensor_parallel": 2})"},
     {kLlama, R"({"data_parallel": 2, "zero_stage": 1, "freeze_embedding": true,
       "layers": [{"to": 2, "freeze": true}]})"},
+    {kLlama, R"({"tensor_parallel": 2, "sequence_parallel": true, "zero_stage": 1, "lora_rank": 4})"},
     {kGpt, R"({"data_parallel": 2, "zero_stage": 3, "layers": [{"to": 2, "reshard_after_forward": false},
       {"from": 2, "to": 3, "prefetch": 2, "recompute": "full"}]})"},
     {kGpt, R"({"data_parallel": 1, "context_parallel": 2, "pipeline_parallel": 2, "layers": [

@@ -910,6 +910,106 @@ TEST(Layouts, FreezingChangesNoGradientAndNoFrozenWeight) {
   EXPECT_GT(met, 20u);
 }
 
+// Adapters move, what lies beside them keeps every bit.
+TEST(Layouts, TrainingAdaptersChangesNoOtherWeight) {
+  std::size_t met = 0;
+  for (const Layout& layout : layouts()) {
+    if (!layout.name.starts_with("Lora")) continue;
+    ++met;
+    SCOPED_TRACE(layout.name);
+    const Scenario scenario = scenario_of(layout);
+    ExecutionOptions options = seeded(1, 3);
+    const Execution trained = execute(scenario, options);
+    options.learning_rate = 0;
+    options.steps = 1;
+    const Execution start = execute(scenario, options);
+    std::size_t adapters = 0;
+    for (std::size_t t = 0; t < start.parameters.size(); ++t) {
+      const bool adapter = start.parameters[t].name.find("_lora_") != std::string::npos;
+      adapters += adapter ? 1 : 0;
+      EXPECT_EQ(trained.parameters[t].values != start.parameters[t].values, adapter) << start.parameters[t].name;
+    }
+    EXPECT_EQ(trained.gradients.size(), adapters);
+  }
+  EXPECT_GT(met, 20u);
+}
+
+// Hu et al. 2021, arXiv 2106.09685, section 4.1: a model with adapters computes what one computes whose matrices W are
+// replaced by W + alpha/r A B. So A and B have the gradients alpha/r dW B' and alpha/r A' dW of that model's matrices.
+TEST(OneRank, AdaptersAreALowRankPartOfTheirMatrices) {
+  constexpr double kAlpha = 6;
+  constexpr std::size_t kRank = 4;
+  constexpr double kScale = kAlpha / kRank;
+  for (const char* plan : {R"({"flash_attention": true})", R"({"flash_attention": false, "micro_batch_size": 2})"}) {
+    json patch = base("llama");
+    patch["plan"] = json::parse(plan);
+    Scenario dense = tiny(patch.dump());
+    patch["plan"].merge_patch({{"lora_rank", kRank},
+                               {"lora_alpha", kAlpha},
+                               {"lora_targets", {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}}});
+    ExecutionOptions options = seeded(1, 1);
+    options.learning_rate = 0;
+    const Execution adapted = execute(tiny(patch.dump()), options);
+
+    std::map<std::string, const WholeTensor*> adapters, gradients;
+    std::vector<WholeTensor> matrices;
+    for (const WholeTensor& t : adapted.parameters) {
+      if (t.name.find("_lora_") != std::string::npos) {
+        adapters[t.name] = &t;
+      } else {
+        matrices.push_back(t);
+      }
+    }
+    for (const WholeTensor& t : adapted.gradients) gradients[t.name] = &t;
+    ASSERT_EQ(adapters.size(), 4u * 4 * 2);
+    const auto first_values = [&] {
+      options.first_values.clear();
+      for (const WholeTensor& t : matrices) options.first_values.push_back(t.values);
+    };
+    first_values();
+    EXPECT_GT(std::abs(execute(dense, options).losses[0] - adapted.losses[0]), 1e-3) << "without what adapters add";
+
+    const auto each = [&](auto visit) {  // visit(matrix, a, b, rows, columns)
+      for (std::size_t t = 0; t < matrices.size(); ++t)
+        if (const auto a = adapters.find(matrices[t].name + "_lora_a"); a != adapters.end()) {
+          const WholeTensor& b = *adapters.at(matrices[t].name + "_lora_b");
+          visit(t, *a->second, b, a->second->values.size() / kRank, b.values.size() / kRank);
+        }
+    };
+    each([&](std::size_t t, const WholeTensor& a, const WholeTensor& b, std::size_t rows, std::size_t columns) {
+      ASSERT_EQ(matrices[t].values.size(), rows * columns);
+      for (std::size_t i = 0; i < rows; ++i)
+        for (std::size_t j = 0; j < columns; ++j)
+          for (std::size_t r = 0; r < kRank; ++r)
+            matrices[t].values[i * columns + j] +=
+                static_cast<float>(kScale * a.values[i * kRank + r] * b.values[r * columns + j]);
+    });
+    first_values();
+    const Execution merged = execute(dense, options);
+    EXPECT_NEAR(merged.losses[0], adapted.losses[0], 1e-5);
+    std::size_t compared = 0;
+    each([&](std::size_t t, const WholeTensor& a, const WholeTensor& b, std::size_t rows, std::size_t columns) {
+      const WholeTensor& whole = merged.gradients[t];
+      ASSERT_EQ(whole.name, matrices[t].name);
+      WholeTensor da = *gradients.at(a.name), db = *gradients.at(b.name);
+      std::vector<double> expected_a(da.values.size()), expected_b(db.values.size());
+      for (std::size_t i = 0; i < rows; ++i)
+        for (std::size_t j = 0; j < columns; ++j)
+          for (std::size_t r = 0; r < kRank; ++r) {
+            const double slope = kScale * whole.values[i * columns + j];
+            expected_a[i * kRank + r] += slope * b.values[r * columns + j];
+            expected_b[r * columns + j] += slope * a.values[i * kRank + r];
+          }
+      WholeTensor by_a = da, by_b = db;
+      std::ranges::copy(expected_a, by_a.values.begin());
+      std::ranges::copy(expected_b, by_b.values.begin());
+      EXPECT_LT(distance({by_a, by_b}, {da, db}), 2e-5) << whole.name;
+      ++compared;
+    });
+    EXPECT_EQ(compared, 16u);
+  }
+}
+
 // As the engines time it: those of the first layers before any kernel, then one more with each layer that begins.
 TEST(Layouts, GatherParametersAsManyLayersAheadAsThePlanSays) {
   for (const int layers : {1, 3}) {

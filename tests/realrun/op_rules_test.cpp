@@ -1230,9 +1230,9 @@ TEST(OpRules, NoneIsWrongAndTheMissingOnesAreKnown) {
   EXPECT_GT(tally.right, 1000);
   expect_known(tally, kMissing);
 
-  // Of the update's kinds only scale works on more than flat buffers; the others are asked below.
+  // The update's kinds work on flat buffers alone: they are asked below.
   for (const OpTraits& t : op_traits::kTable) {
-    if (!is_computation(t.kind) || (t.of_update && t.kind != scale)) continue;
+    if (!is_computation(t.kind) || t.of_update) continue;
     // These sum what a collective before them has brought: Check.CodesAreExchangedAndSummedOnce and
     // Check.SparseNumbersOfWorkersGiveTheirMean.
     if (is_quantiser(t.kind) || t.kind == sparsify || t.kind == densify) continue;

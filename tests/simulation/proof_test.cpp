@@ -56,6 +56,7 @@ const KindOfPlan kPlans[] = {
     {"Zero3Offload", R"({"zero_stage": 3, "recompute": "full", "optimizer_offload": true})"},
     {"Zero3Frozen",
      R"({"zero_stage": 3, "freeze": true, "layers": [{"step": 2, "freeze": false, "recompute": "full"}]})"},
+    {"Zero3Adapters", R"({"zero_stage": 3, "recompute": "full", "lora_rank": 4})"},
     {"Tensor", R"({"tensor_parallel": 2})"},
     {"TensorStoredScores", R"({"tensor_parallel": 2, "flash_attention": false, "zero_stage": 1})"},
     {"Sequence", R"({"tensor_parallel": 2, "sequence_parallel": true})"},

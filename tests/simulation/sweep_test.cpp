@@ -153,6 +153,15 @@ TEST(Sweep, PlansComposeFreely) {
                           s.plan.layers[0].plan.layers.clear();
                         }
                         if (!s.plan.layers.empty()) s.plan.layers[0].plan.freeze.layers = runs % 5 < 3;
+                        if (runs % 11 == 5) {  // or adapters, in some layers others or none
+                          s.plan.freeze = {};
+                          s.plan.lora = {.rank = 4, .dropout = runs % 2 == 0 ? 0.1 : 0.0, .targets = {0, 1, 2, 3}};
+                          for (LayerRange& range : s.plan.layers) {
+                            range.plan.freeze = {};
+                            range.plan.lora = s.plan.lora;
+                          }
+                          if (!s.plan.layers.empty()) s.plan.layers[0].plan.lora.rank = p == 1 ? 0 : 2;
+                        }
                         const std::string what = "t" + std::to_string(t) + " c" + std::to_string(c) + " p" +
                                                  std::to_string(p) + " schedule " + std::to_string(schedule) +
                                                  " zero " + std::to_string(zero) + " recompute " +

@@ -1,0 +1,35 @@
+// The pass that freezes parameters, for strategies that say by other fields what a step trains.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/program/program.h"
+#include "strategies/scenario.h"
+
+namespace orrery::freeze {
+
+// Whether a parameter of a piece is frozen. `number`: the piece's place in Program::pieces before the pass.
+using IsFrozen = std::function<bool(std::size_t number, const Piece& piece, TensorId parameter)>;
+
+// Takes the gradients from frozen parameters, and from the backward what only these needed. Frozen parameters of a
+// piece get parameter sets of their own. Program::model loses the FLOPs that are spared. To be called before anything
+// else rewrites the backward.
+void freeze(const Scenario& scenario, const IsFrozen& is_frozen, Program& program);
+
+// Whether each layer is frozen, by its plan.
+std::vector<bool> frozen_layers(const Scenario& scenario, bool (*is_frozen)(const Plan&));
+
+// What a step does not train: by layer; what precedes a stack's layers; what follows the last layer.
+struct Frozen {
+  std::vector<bool> layers;
+  bool embedding = false, head = false;
+};
+// Throws InputError unless gradients cross every border between model chunks and, if they are clipped, every stage has
+// a norm. `field`, `cure`: the field of the plan that leaves the first chunk without a backward, and what is expected
+// of it: "false, or a trained layer in".
+void check_pipeline(const Scenario& scenario, const Frozen& frozen, std::string_view field, const std::string& cure);
+
+}  // namespace orrery::freeze

@@ -1,0 +1,266 @@
+// Low-rank adapters: what they train, cost and send, in closed forms; how parallelism divides them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/strategies/support.h"
+
+namespace orrery {
+namespace {
+
+using lora::Target;
+using testing::HasSubstr;
+
+constexpr std::int64_t kAdapterRank = 16;
+// Llama 2 7B: the width, that of queries, keys and values together, the MLP's.
+constexpr double kLlamaWidth = 4096, kLlamaQkv = 3 * kLlamaWidth, kLlamaInner = 11008;
+constexpr double kLlamaMatrices =
+    kLlamaWidth * kLlamaQkv + kLlamaWidth * kLlamaWidth + 3 * kLlamaWidth * kLlamaInner;  // of a layer
+// r (k + n) of the four matrices, gate and up projection as one.
+constexpr double kOfQkv = kAdapterRank * (kLlamaWidth + kLlamaQkv),
+                 kOfOutput = kAdapterRank * (kLlamaWidth + kLlamaWidth),
+                 kOfMlpIn = kAdapterRank * (kLlamaWidth + 2 * kLlamaInner),
+                 kOfMlpOut = kAdapterRank * (kLlamaInner + kLlamaWidth);
+constexpr double kOfAll = kOfQkv + kOfOutput + kOfMlpIn + kOfMlpOut;
+
+std::vector<std::int64_t> numbers_of(std::initializer_list<Target> targets) {
+  std::vector<std::int64_t> numbers;
+  for (const Target t : targets) numbers.push_back(static_cast<std::int64_t>(t));
+  return numbers;
+}
+const auto kFourMatrices = {Target::qkv, Target::attention_output, Target::mlp_in, Target::mlp_out};
+
+Scenario llama_with_adapters(std::initializer_list<Target> targets = {}) {
+  Scenario s = scenario_of("llama-2-7b", "dgx-h100", 1);
+  s.workload = {2048, 0, 8};
+  s.plan.data.degree = 1;
+  s.plan.lora.rank = kAdapterRank;
+  s.plan.lora.targets = numbers_of(targets);
+  return s;
+}
+
+// A layer in the middle of the model: the first one hands no gradient on.
+const Piece& middle_layer(const Program& p) { return p.pieces[p.line[p.line.size() - 2].piece]; }
+
+double trained_elements(const Piece& piece) {
+  double n = 0;
+  for (const ParameterGradient& p : piece.parameters)
+    if (p.gradient != kNoTensor) n += static_cast<double>(piece.tensors[p.parameter].elements());
+  return n;
+}
+
+double product_flops_in(const Block& block, const Piece& piece) {
+  double all = 0;
+  for (const Op& op : block.ops)
+    if (op.kind != OpKind::attention && op.kind != OpKind::attention_backward && is_matmul(op.kind))
+      all += flops(op, piece.tensors);
+  return all;
+}
+
+TEST(Lora, TrainsTheRankTimesBothWidthsOfEachMatrix) {
+  const auto trained = [](std::initializer_list<Target> targets) {
+    const Program p = proven(llama_with_adapters(targets));
+    EXPECT_EQ(trained_elements(piece_named(p, "embedding")), 0);
+    EXPECT_EQ(trained_elements(piece_named(p, "head")), 0);
+    return trained_elements(middle_layer(p));
+  };
+  EXPECT_EQ(trained({}), kOfQkv + kOfOutput);
+  EXPECT_EQ(trained({Target::qkv}), kOfQkv);
+  EXPECT_EQ(trained({Target::attention_output}), kOfOutput);
+  EXPECT_EQ(trained({Target::o_proj}), kOfOutput);
+  EXPECT_EQ(trained({Target::mlp_in}), kOfMlpIn);
+  EXPECT_EQ(trained({Target::mlp_out, Target::down_proj}), kOfMlpOut) << "one matrix by two names";
+  EXPECT_EQ(trained(kFourMatrices), kOfAll);
+}
+
+// 2 bytes of each frozen parameter, 18 of a trained one: bf16, gradients and Adam's states in fp32.
+TEST(Lora, KeepsGradientsAndStatesOfAdaptersAlone) {
+  const Program p = proven(llama_with_adapters(kFourMatrices));
+  const Piece& layer = middle_layer(p);
+  ASSERT_EQ(layer.sets.size(), 2u);
+  EXPECT_FALSE(layer.sets[0].frozen());
+  EXPECT_TRUE(layer.sets[1].frozen());
+  const PieceMemory m = piece_memory(layer, 1);
+  const double norms = 2 * kLlamaWidth;
+  EXPECT_EQ(m.resident.of(Place::device, Category::parameter), 2 * (kLlamaMatrices + norms + kOfAll));
+  EXPECT_EQ(m.resident.of(Place::device, Category::gradient), 4 * kOfAll);
+  EXPECT_EQ(m.resident.of(Place::device, Category::optimizer_state), 12 * kOfAll);
+}
+
+// A token costs 4 FLOPs of a frozen matrix's parameter, 6 of an adapter's. In the first layer the products that read
+// the layer's input have no input gradient.
+TEST(Lora, CostsAForwardAnInputGradientAndTheAdapters) {
+  for (const bool stored : {false, true}) {
+    Scenario s = llama_with_adapters(kFourMatrices);
+    s.plan.framework.flash_attention = !stored;
+    const Program p = proven(s);
+    const double tokens = 2048;
+    const auto linear_only = [](const Block& block, const Piece& piece) {
+      double all = 0;
+      for (const Op& op : block.ops) all += op.kind == OpKind::batched_matmul ? 0 : flops(op, piece.tensors);
+      return all;
+    };
+    const auto in = [&](const Block& block, const Piece& piece) {
+      return stored ? linear_only(block, piece) : product_flops_in(block, piece);
+    };
+    const Piece& middle = middle_layer(p);
+    EXPECT_DOUBLE_EQ(in(middle.forward, middle), 2 * tokens * (kLlamaMatrices + kOfAll));
+    EXPECT_DOUBLE_EQ(in(middle.backward, middle), tokens * (2 * kLlamaMatrices + 4 * kOfAll));
+    const Piece& first = p.pieces[p.line[1].piece];
+    ASSERT_EQ(p.line[1].count, 1);
+    EXPECT_DOUBLE_EQ(in(middle.backward, middle) - in(first.backward, first),
+                     tokens * 2 * (kLlamaWidth * kLlamaQkv + kLlamaWidth * kAdapterRank));
+
+    // The step's model FLOPs, with the head's product and input gradient; attention three times the forward.
+    const double layers = 32, batch = 8, head = 32000 * kLlamaWidth, attention = 3 * 4 * kLlamaWidth * tokens / 2;
+    const double step = batch * tokens *
+                        (layers * (4 * kLlamaMatrices + 6 * kOfAll + attention) + 4 * head -
+                         2 * (kLlamaWidth * kLlamaQkv + kLlamaWidth * kAdapterRank));
+    EXPECT_NEAR(p.model.flops_per_step / step, 1, 1e-3) << "the mask's diagonal";
+  }
+}
+
+TEST(Lora, ReducesTheGradientsOfAdaptersAlone) {
+  for (const int stage : {0, 1, 2, 3}) {
+    Scenario s = llama_with_adapters();
+    s.plan.data.degree = 0;
+    s.plan.data.zero_stage = stage;
+    const Program p = proven(s);
+    const Piece& layer = middle_layer(p);
+    double reduced = 0, gathered = 0;
+    for (const Block* block : {&layer.forward, &layer.backward, &layer.update})
+      for (const Op& op : block->ops) {
+        if (op.kind == OpKind::reduce_scatter ||
+            (op.kind == OpKind::all_reduce && layer.tensors[op.reads[0]].category == Category::gradient))
+          reduced += bytes(op, layer.tensors);
+        if (op.kind == OpKind::all_gather) gathered += bytes(op, layer.tensors);
+      }
+    const double adapters = kOfQkv + kOfOutput, frozen = kLlamaMatrices + 2 * kLlamaWidth;
+    EXPECT_NEAR(reduced / (4 * adapters), 1, 1e-3) << stage;
+    // Stages 1 and 2 gather what was updated; stage 3 both sets for the forward and for the backward.
+    const double expected = stage == 0 ? 0 : stage < 3 ? 2 * adapters : 2 * 2 * (adapters + frozen);
+    EXPECT_NEAR(gathered, expected, 1e-3 * expected) << stage;
+    for (const ParameterSet& set : layer.sets)
+      EXPECT_EQ(p.mesh.size(set.over.weights), stage == 3 ? 8 : 1) << "both sets are divided alike";
+  }
+}
+
+// Beside a matrix divided by columns A is whole, beside one divided by rows B is. With sequence parallelism what
+// crosses ranks has the width of the rank.
+TEST(Lora, DividesAdaptersAsTheirMatrices) {
+  Scenario s = llama_with_adapters(kFourMatrices);
+  s.plan.tensor.degree = 4;
+  s.plan.tensor.sequence_parallel = true;
+  const Program p = proven(s);
+  const Piece& layer = middle_layer(p);
+  EXPECT_EQ(trained_elements(layer),
+            kAdapterRank * (kLlamaWidth + kLlamaQkv / 4) + kAdapterRank * (kLlamaWidth / 4 + kLlamaWidth) +
+                kAdapterRank * (kLlamaWidth + 2 * kLlamaInner / 4) + kAdapterRank * (kLlamaInner / 4 + kLlamaWidth));
+  s.plan.lora = {};
+  const Program without = proven(s);
+  const auto crosses = [](const Block& block, const Piece& piece) {
+    double all = 0;
+    for (const Op& op : block.ops)
+      if (op.stream == Stream::tensor_communication) all += bytes(op, piece.tensors);
+    return all;
+  };
+  const Piece& dense = piece_named(without, "layer");
+  // Four gathers or scatters in bf16 each way. In the backward x A of the two matrices divided by columns is gathered
+  // again, for the gradient of B.
+  const double of_rank = 2.0 * 2048 * kAdapterRank;
+  EXPECT_DOUBLE_EQ(crosses(layer.forward, layer) - crosses(dense.forward, dense), 4 * of_rank);
+  // The frozen matrices divided by columns need no gathered input for a weight gradient.
+  EXPECT_DOUBLE_EQ(crosses(layer.backward, layer) - crosses(dense.backward, dense),
+                   (4 + 2) * of_rank - 2 * 2.0 * 2048 * kLlamaWidth);
+  // What every rank holds has gradients of its own part of the sequence: summed once a step.
+  EXPECT_DOUBLE_EQ(crosses(layer.update, layer), 4.0 * kAdapterRank * 4 * kLlamaWidth + 4);
+}
+
+TEST(Lora, ProductsOfAdaptersStayIn16Bits) {
+  Scenario s = llama_with_adapters(kFourMatrices);
+  s.plan.precision.mix = precision::Mix::fp8;
+  s.plan.data.degree = 0;
+  for (const bool weights : {false, true}) {
+    s.plan.data.zero_stage = weights ? 1 : 0;
+    s.plan.data.fp8_param_gather = weights;
+    const Program p = proven(s);
+    const Piece& layer = middle_layer(p);
+    int narrow = 0;
+    for (const Block* block : {&layer.forward, &layer.backward})
+      for (const Op& op : block->ops) {
+        if (!is_matmul(op.kind)) continue;
+        const bool adapter = op.plain;
+        EXPECT_EQ(op.compute_dtype, adapter ? Dtype::bf16 : Dtype::fp8);
+        EXPECT_EQ(layer.tensors[op.reads[1]].dtype, adapter ? Dtype::bf16 : Dtype::fp8);
+        narrow += adapter ? 1 : 0;
+      }
+    EXPECT_EQ(narrow, 4 * 2 * 3);
+    // Adapters; frozen matrices in fp8; frozen norms.
+    ASSERT_EQ(layer.sets.size(), weights ? 3u : 2u);
+    EXPECT_FALSE(layer.sets[0].frozen());
+    EXPECT_EQ(layer.tensors[layer.sets[0].parameters].dtype, Dtype::bf16);
+    EXPECT_TRUE(layer.sets[1].frozen());
+    if (weights) {
+      EXPECT_EQ(layer.tensors[layer.sets[1].parameters].dtype, Dtype::fp8);
+      EXPECT_EQ(layer.tensors[layer.sets[1].parameters].elements(), kLlamaMatrices);
+      EXPECT_TRUE(layer.sets[2].frozen());
+    }
+  }
+}
+
+TEST(Lora, RefusesWhatHasNoAdapter) {
+  const auto refusal = [](auto change) {
+    Scenario s = llama_with_adapters();
+    change(s);
+    return refusal_of(s);
+  };
+  const auto named = [&](Target target) {
+    return refusal([&](Scenario& s) { s.plan.lora.targets = numbers_of({target}); });
+  };
+  EXPECT_EQ(refusal([](Scenario&) {}), "nothing");
+  for (const Target part : {Target::q_proj, Target::k_proj, Target::v_proj})
+    EXPECT_THAT(named(part), HasSubstr("/plan/lora_targets: found an array of 1, expected linear_qkv: queries"));
+  for (const Target part : {Target::gate_proj, Target::up_proj})
+    EXPECT_THAT(named(part), HasSubstr("expected linear_fc1: gate and up projection are one matrix"));
+  EXPECT_THAT(refusal([](Scenario& s) { s.model = read_model("deepseek-v3", {}); }),
+              HasSubstr("expected no linear_qkv: latent attention"));
+  EXPECT_THAT(refusal([](Scenario& s) {
+                s.model = read_model("mixtral-8x7b", {});
+                s.plan.lora.targets = numbers_of({Target::mlp_in});
+              }),
+              HasSubstr("experts have no adapters"));
+  EXPECT_EQ(refusal([](Scenario& s) { s.model = read_model("mixtral-8x7b", {}); }), "nothing");
+  EXPECT_THAT(refusal([](Scenario& s) {
+                s.plan.recompute.mode = activation_recompute::Mode::selective;
+                s.plan.recompute.modules = {static_cast<std::int64_t>(activation_recompute::Module::mlp)};
+                s.plan.lora.targets = numbers_of({Target::mlp_out});
+              }),
+              HasSubstr("with recompute_modules \"mlp\", which repeats no adapters"));
+  EXPECT_THAT(
+      refusal([](Scenario& s) { s.plan.freeze.head = true; }),
+      HasSubstr("/plan/freeze_head: found true, expected false with lora_rank: all but the adapters is frozen"));
+  EXPECT_THAT(refusal([](Scenario& s) {
+                s.plan.lora.rank = 0;
+                s.plan.lora.dropout = 0.1;
+              }),
+              HasSubstr("/plan/lora_dropout: found 0.1, expected 0 without lora_rank"));
+
+  const auto without = [&](std::int64_t from, std::int64_t to, std::int64_t stages) {
+    return refusal([&](Scenario& s) {
+      LayerRange range;
+      range.from = from;
+      range.to = to;
+      range.plan = s.plan;
+      range.plan.lora.rank = 0;
+      s.plan.layers = {range};
+      s.plan.pipeline.degree = stages;
+    });
+  };
+  EXPECT_EQ(without(0, 15, 2), "nothing");
+  EXPECT_THAT(without(0, 16, 2), HasSubstr("/plan/lora_rank: found 16, expected adapters in a layer of the first model "
+                                           "chunk (layers 0 to 15): every stage needs a backward"));
+  EXPECT_THAT(without(16, 32, 2), HasSubstr("expected stages that each train something, or clip_grad 0: stage 1"));
+  EXPECT_THAT(without(0, 32, 1), HasSubstr("/plan/lora_rank: found 16, expected adapters in some layer"));
+}
+
+}  // namespace
+}  // namespace orrery
