@@ -44,7 +44,6 @@ constexpr double kDifference = 1e-3;  // of a parameter's logarithm
 constexpr int kSteps = 12;            // at most
 constexpr int kChordSteps = 40;       // the same for the chord method, which does not find slopes anew
 constexpr double kLongestStep = 0.7;
-constexpr double kNear = 0.01;  // a step that is shorter ends the first part of Slopes::given_first
 
 // Parameters are logarithms: of the mean slowdown of devices; of the mean factor by which hosts are slower than
 // stacks.json has them; of the mean slowdown of each family's memory-bound kernels; of the collectives' slowdown; of
@@ -122,34 +121,26 @@ class Fit {
     return {found.begin(), found.end()};
   }
 
-  // How steps find the slopes of the points. own: each step anew, which takes ten times as long as the errors. given:
-  // those that are given, at every step (the chord method), which ends close to the minimum. given_first: the same, and
-  // then with its own to the minimum.
-  enum class Slopes : std::uint8_t { own, given, given_first };
-
   // Leaves out the points of the source `without` and of the device `without_device`. `slopes`: those of all points,
-  // or null with Slopes::own.
+  // used at every step (the chord method). Null: each step finds its own.
   Vector run(Vector x, const std::string& without = "", const std::string& without_device = "",
-             Slopes find = Slopes::own, const Matrix* slopes = nullptr) {
+             const Matrix* slopes = nullptr) {
     std::vector<const PredictedPoint*> used;
     for (const PredictedPoint& p : points_)
       if (p.source->name != without && p.device != without_device) used.push_back(&p);
-    const auto walk = [&](const Matrix* known, int steps, double least) {
-      for (int step = 0; step < steps; ++step) {
-        Matrix normal = Matrix::Zero(x.size(), x.size());
-        Vector gradient = Vector::Zero(x.size());
-        const std::vector<double> at_x = log_errors(used, parameters_.calibration(x));
-        add_points(used, at_x, known == nullptr ? slopes_of(used, at_x, x) : *known, normal, gradient);
-        add_known(x, normal, gradient);
-        Vector change = change_within_bounds(x, normal, gradient);
-        const double longest = change.cwiseAbs().maxCoeff();
-        if (longest > kLongestStep) change *= kLongestStep / longest;
-        x += change;
-        if (longest < least) break;
-      }
-    };
-    if (find != Slopes::own) walk(slopes, kChordSteps, find == Slopes::given ? kDifference : kNear);
-    if (find != Slopes::given) walk(nullptr, kSteps, kDifference);
+    const int steps = slopes == nullptr ? kSteps : kChordSteps;
+    for (int step = 0; step < steps; ++step) {
+      Matrix normal = Matrix::Zero(x.size(), x.size());
+      Vector gradient = Vector::Zero(x.size());
+      const std::vector<double> at_x = log_errors(used, parameters_.calibration(x));
+      add_points(used, at_x, slopes == nullptr ? slopes_of(used, at_x, x) : *slopes, normal, gradient);
+      add_known(x, normal, gradient);
+      Vector change = change_within_bounds(x, normal, gradient);
+      const double longest = change.cwiseAbs().maxCoeff();
+      if (longest > kLongestStep) change *= kLongestStep / longest;
+      x += change;
+      if (longest < kDifference) break;
+    }
     return x;
   }
 
@@ -337,6 +328,7 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
   const Vector minimum = whole.run(whole.parameters().start());
   const Matrix slopes = whole.slopes_at(minimum);
   calibrations.front() = rounded(whole.parameters().calibration(minimum));
+  fmt::print(stderr, "{}\n", to_json(calibrations.front()).dump(1));  // XXX
   std::vector<std::unique_ptr<Fit>> fits(static_cast<std::size_t>(hardware_threads()));
   std::mutex mutex;  // of what follows
   std::size_t done = 1;
@@ -344,16 +336,15 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
   for_each_index(calibrations.size() - 1, hardware_threads(), [&](std::size_t at, std::size_t thread) {
     std::unique_ptr<Fit>& fit = fits[thread];
     if (!fit) fit = std::make_unique<Fit>();
-    // Each fit begins at the start. From the minimum of all sources, what is left of a source would flatter its own
-    // prediction; slopes at that minimum only show the way. Fits without a device only make an interval, so these are
-    // close enough to the end.
+    // Each fit begins at the start: from the minimum of all sources, what is left of a source would flatter its own
+    // prediction. It uses the slopes at that minimum, which change little where a source is left out. A step then takes
+    // a tenth of the time.
     const bool of_device = at >= sources.size();
     const std::string device = of_device ? measured[at - sources.size()].first : "";
     const std::string without = of_device ? measured[at - sources.size()].second : sources[at];
     StepCalibration& found = calibrations[at + 1];
     const Parameters& parameters = fit->parameters();
-    found = rounded(parameters.calibration(fit->run(
-        parameters.start(), without, device, of_device ? Fit::Slopes::given : Fit::Slopes::given_first, &slopes)));
+    found = rounded(parameters.calibration(fit->run(parameters.start(), without, device, &slopes)));
     found.device_slowdown.erase(device);
     fit->predict(found, without, device, unseen_of[at + 1]);
     const std::lock_guard lock(mutex);
