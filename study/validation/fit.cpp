@@ -328,7 +328,6 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
   const Vector minimum = whole.run(whole.parameters().start());
   const Matrix slopes = whole.slopes_at(minimum);
   calibrations.front() = rounded(whole.parameters().calibration(minimum));
-  fmt::print(stderr, "{}\n", to_json(calibrations.front()).dump(1));  // XXX
   std::vector<std::unique_ptr<Fit>> fits(static_cast<std::size_t>(hardware_threads()));
   std::mutex mutex;  // of what follows
   std::size_t done = 1;
@@ -336,15 +335,15 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
   for_each_index(calibrations.size() - 1, hardware_threads(), [&](std::size_t at, std::size_t thread) {
     std::unique_ptr<Fit>& fit = fits[thread];
     if (!fit) fit = std::make_unique<Fit>();
-    // Each fit begins at the start: from the minimum of all sources, what is left of a source would flatter its own
-    // prediction. It uses the slopes at that minimum, which change little where a source is left out. A step then takes
-    // a tenth of the time.
+    // Each fit begins at the start. From the minimum of all sources, what is left of a source would flatter its own
+    // prediction. Fits without a device only make an interval, so the slopes at that minimum are close enough.
     const bool of_device = at >= sources.size();
     const std::string device = of_device ? measured[at - sources.size()].first : "";
     const std::string without = of_device ? measured[at - sources.size()].second : sources[at];
     StepCalibration& found = calibrations[at + 1];
     const Parameters& parameters = fit->parameters();
-    found = rounded(parameters.calibration(fit->run(parameters.start(), without, device, &slopes)));
+    found =
+        rounded(parameters.calibration(fit->run(parameters.start(), without, device, of_device ? &slopes : nullptr)));
     found.device_slowdown.erase(device);
     fit->predict(found, without, device, unseen_of[at + 1]);
     const std::lock_guard lock(mutex);
