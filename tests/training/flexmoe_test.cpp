@@ -183,7 +183,7 @@ TEST(FlexmoeTraining, SwipeLeavesAllRanksAlikeAndSaysWhatWasRerouted) {
   balanced.workload.routing_skew = 0;
   const Training with = trained(s, 3), even = trained(balanced, 1);
   EXPECT_NEAR(with.column("busiest_rank")[1], 1, 1e-3);
-  EXPECT_NEAR(with.column("step_seconds")[1] / even.column("step_seconds")[0], 1, 0.02);
+  EXPECT_NEAR(with.column("step_seconds")[1] / even.column("step_seconds")[0], 1, 0.03);
   EXPECT_EQ(with.column("rerouted_share")[0], 0);
   EXPECT_GT(with.column("rerouted_share")[1], 0.2);
   EXPECT_LT(with.column("rerouted_share")[1], 1);
@@ -205,7 +205,8 @@ TEST(FlexmoeTraining, PaddedExpertsAreAllTheBusiest) {
             padded.first.figure("routing", "busiest_expert_over_mean")->value);
   // What it takes is what as many slots take, of as many as no layer exceeds.
   const double slots = trained(s, 1).column("step_seconds")[0];
-  EXPECT_LE(padded.column("step_seconds")[0], slots);
+  // But that the host waits until it can read how many slots the busiest expert needs.
+  EXPECT_LE(padded.column("step_seconds")[0], 1.005 * slots);
   EXPECT_GT(padded.column("step_seconds")[0], plain.column("step_seconds")[0]);
   s.plan.expert.capacity_factor = 0;
   s.plan.expert.pad_to_busiest = true;
