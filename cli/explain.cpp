@@ -249,16 +249,8 @@ std::string explain_term(const TimeTerm& term, std::vector<OpInPlace> ops, const
                         seconds_text(runtime.host_seconds_per_op), seconds_text(runtime.host_seconds_per_collective),
                         seconds_text(runtime.host_seconds_per_update_op),
                         runtime.cuda_graphs ? ", paid once per block (CUDA graphs)" : "");
-    const bool routes = std::ranges::any_of(program.pieces, [](const Piece& piece) {
-      return std::ranges::any_of(piece.forward.ops, [](const Op& op) { return is_routing(op.kind); });
-    });
-    if (routes) {
-      text += fmt::format("{} per kernel that routes tokens to experts or moves their rows\n",
-                          seconds_text(runtime.host_seconds_per_routing_op));
-      if (runtime.reads_row_counts)
-        text +=
-            "in each layer with experts the host waits until the device has routed the tokens: it reads the counts\n";
-    }
+    if (runtime.reads_row_counts)
+      text += "in each layer with experts the host waits until the device has routed the tokens: it reads the counts\n";
   }
   if (term.name == "slowest_device") {
     const std::int64_t devices = program.mesh.ranks();

@@ -71,14 +71,20 @@ struct DieFit {
   std::function<Curve(const Calibration&)> get = {};  // needed where an earlier die's board bounds the numbers
 };
 
-// Whether kernels are faster as the number grows. Of the others they are slower, except of those of a point's own.
+// Returns true if kernels become faster as the number grows. They become slower as any other number grows, but for the
+// numbers of points.
 bool is_gain(const std::string& number) {
   return number.ends_with("efficiency") || number == "sustained_seconds" || number == "relative";
 }
 bool is_of_points(const std::string& number) { return number.starts_with("point_"); }
-// Whether it adds to a kernel's work, and so is paid for by a better rate.
+// Returns true if the number adds to a kernel's work: a better rate makes up for more of it.
 bool is_work(const std::string& number) {
   return number == "half_k" || number == "split_k" || number == "half_sequence" || number.ends_with("last_wave");
+}
+
+template <class Curve>
+void round_numbers(Curve& curve) {
+  for (const auto& number : numbers_of(curve)) curve.*number.value = four_digits(curve.*number.value);
 }
 
 class PublishedKernels {
@@ -337,7 +343,7 @@ class PublishedKernels {
     for (double& value : values) value = four_digits(value);
     std::vector<Curve> curves = curves_at(fit, values);
     for (std::size_t b = 0; b < curves.size(); ++b) {
-      for (const auto& number : numbers_of(curves[b])) curves[b].*number.value = four_digits(curves[b].*number.value);
+      round_numbers(curves[b]);
       fit.put(fit.boards[b].board->calibration, curves[b]);
     }
     return curves;
@@ -462,7 +468,7 @@ class PublishedKernels {
     if (const Board* earlier = revised_by(board.name)) {
       keep_order(curve, {"efficiency", "sustained_efficiency"}, dtype, earlier->calibration.matmul[index(dtype)],
                  *earlier, board);
-      for (const auto& number : numbers_of(curve)) curve.*number.value = four_digits(curve.*number.value);
+      round_numbers(curve);
     }
     if (curve.sustained_seconds == 0) curve.sustained_seconds = own.sustained_seconds;
     write(board.file["matmul"][name_of(dtype)], curve, {});

@@ -94,7 +94,6 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
     if (in_graph || runs_beside_device(op.stream)) return 0.0;
     if (is_communication(op.kind)) return runtime.host_seconds_per_collective;
     if (is_of_update(kind)) return runtime.host_seconds_per_update_op;
-    if (is_routing(op.kind)) return runtime.host_seconds_per_routing_op;
     const bool each = rows != nullptr && runtime.launches_each_expert && op.group_dims > 0;
     return each ? context.costs->kernels().issue_seconds(rows->sizes[0], runtime.host_seconds_per_op)
                 : runtime.host_seconds_per_op;

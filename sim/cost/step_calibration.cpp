@@ -149,7 +149,6 @@ void StepCalibration::apply(const std::string& stack, Runtime& runtime) const {
   runtime.host_seconds_per_op = found->second.host_seconds_per_op;
   runtime.host_seconds_per_collective = collective_host_ops * runtime.host_seconds_per_op;
   runtime.host_seconds_per_update_op = update_host_ops * runtime.host_seconds_per_op;
-  runtime.host_seconds_per_routing_op = routing_host_ops * runtime.host_seconds_per_op;
 }
 
 StepCalibration read_step_calibration(const nlohmann::json& json, const InputError::Where& where) {
@@ -160,7 +159,6 @@ StepCalibration read_step_calibration(const nlohmann::json& json, const InputErr
   reader.field("collective_host_ops", c.collective_host_ops, positive(), "");
   reader.field("update_host_ops", c.update_host_ops, positive(), "");
   reader.field("expert_host_ops", c.expert_host_ops, positive(), "");
-  reader.field("routing_host_ops", c.routing_host_ops, positive(), "");
   for (const auto& [name, value] : object_of(reader, "device_slowdown").items()) {
     if (!value.is_number() || value.get<double>() <= 0) reader.fail("device_slowdown", "a positive number a device");
     c.device_slowdown[name] = value;
@@ -182,8 +180,7 @@ nlohmann::ordered_json to_json(const StepCalibration& calibration) {
                               {"collective_slowdown", calibration.collective_slowdown},
                               {"collective_host_ops", calibration.collective_host_ops},
                               {"update_host_ops", calibration.update_host_ops},
-                              {"expert_host_ops", calibration.expert_host_ops},
-                              {"routing_host_ops", calibration.routing_host_ops}};
+                              {"expert_host_ops", calibration.expert_host_ops}};
   json["device_slowdown"] = calibration.device_slowdown;
   for (const auto& [name, s] : calibration.stacks)
     json["stacks"][name] = {{"host_seconds_per_op", s.host_seconds_per_op},
@@ -249,9 +246,9 @@ std::optional<StepInterval> step_interval(const StepIntervals& intervals, const 
   interval.unseen_device_factor = device_seen ? 1 : intervals.unseen_device_factor;
   interval.beyond_half_width = scale_figures().interval_per_doubling * std::max(0.0, std::log2(times));
   interval.most_devices = of_stack.most_devices;
-  const double half_width =
-      interval.stack_half_width * interval.origin_factor * interval.mixture_factor * interval.unseen_device_factor +
-      interval.beyond_half_width;
+  const double half_width = interval.stack_half_width * interval.origin_factor * interval.mixture_factor *
+                                interval.unseen_device_factor +
+                            interval.beyond_half_width;
   interval.low = std::exp(-half_width);
   interval.high = std::exp(half_width);
   interval.points = of_stack.points;

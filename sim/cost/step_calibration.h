@@ -35,11 +35,10 @@ struct StepCalibration {
   std::map<std::string, double> device_slowdown;  // by device: products and attention, relative to their curves
   double other_devices_slowdown = 1;              // the same for devices without measured steps
   double collective_slowdown = 1;                 // time of all collectives relative to their curves
-  // Host time in multiples of the stack's host_seconds_per_op: to issue a collective, to issue an op of the update, to
-  // launch the product of one more expert where each expert has a kernel of its own (no less than that kernel's launch,
-  // Calibration::group_issue_seconds), and to issue an op that routes tokens (is_routing()), which is many kernels in
-  // most stacks.
-  double collective_host_ops = 1, update_host_ops = 1, expert_host_ops = 1, routing_host_ops = 1;
+  // Host time in multiples of the stack's host_seconds_per_op: to issue a collective, to issue an op of the update, and
+  // to launch the product of one more expert where each expert has a kernel of its own (no less than that kernel's
+  // launch, Calibration::group_issue_seconds).
+  double collective_host_ops = 1, update_host_ops = 1, expert_host_ops = 1;
   std::map<std::string, StackCalibration> stacks;  // a stack without an entry gets no correction
 
   // Time of matrix products and attention on the device in a step, over the time by its curves. A device without

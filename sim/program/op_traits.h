@@ -414,8 +414,6 @@ constexpr bool is_quantiser(OpKind k) { return k >= OpKind::quantise && k <= OpK
 // Where a kernel with error feedback reads and writes its error.
 constexpr std::size_t error_read(OpKind k) { return k == OpKind::requantise ? 2 : 1; }
 inline constexpr std::size_t kErrorWrite = 2;
-// The kinds that route tokens to experts, move them to and from rows of experts, and balance the experts' loads.
-constexpr bool is_routing(OpKind k) { return k >= OpKind::route && k <= OpKind::router_loss_backward; }
 constexpr bool is_communication(OpKind k) { return traits_of(k).op_class == OpClass::collective; }
 constexpr bool is_copy(OpKind k) { return traits_of(k).op_class == OpClass::copy; }
 // Whether the op has kernels: it computes rather than moves data between ranks or memories.

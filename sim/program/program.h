@@ -61,12 +61,10 @@ struct Runtime {
   double host_seconds_per_op = 0;          // CPU time to issue one kernel of the forward or the backward
   double host_seconds_per_collective = 0;  // CPU time to issue one collective, or one transfer between devices
   double host_seconds_per_update_op = 0;   // CPU time to issue one kernel of the update
-  double host_seconds_per_routing_op =
-      0;  // CPU time to issue one kernel of a router, or one that moves rows of experts
+  bool cuda_graphs = false;                // a whole block is issued at the cost of one kernel
   // Before the host issues the kernels that put tokens into rows of experts, it waits until the device has routed them:
   // it reads how many rows each rank and each expert gets.
   bool reads_row_counts = false;
-  bool cuda_graphs = false;  // a whole block is issued at the cost of one kernel
   // Kernels of experts are left out of CUDA graphs, because routing decides their shapes: the host issues each of them.
   bool graphs_leave_experts = false;
   bool launches_each_expert = false;         // a grouped product is one kernel per expert

@@ -22,8 +22,7 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.kernels = kernels == "eager" ? Kernels::eager : kernels == "compiled" ? Kernels::compiled : Kernels::fused;
     s.attention_kernel = j.at("attention_kernel");
     s.runtime.host_seconds_per_op = j.at("host_seconds_per_op");
-    s.runtime.host_seconds_per_collective = s.runtime.host_seconds_per_update_op =
-        s.runtime.host_seconds_per_routing_op = s.runtime.host_seconds_per_op;
+    s.runtime.host_seconds_per_collective = s.runtime.host_seconds_per_update_op = s.runtime.host_seconds_per_op;
     s.runtime.context_bytes = j.at("context_bytes");
     s.runtime.buffer_bytes_per_communicator = j.at("buffer_bytes_per_communicator");
     s.runtime.granularity = j.at("allocator_granularity_bytes").get<double>();
@@ -245,7 +244,7 @@ void rewrite(const Scenario& scenario, Program& program) {
       scenario.plan.expert.capacity_factor == 0 && !scenario.plan.framework.graphs_hold_experts;
   // Sizes of messages and of separate kernels are arguments of calls. Where experts have fixed slots they are known,
   // and one kernel for all experts of a rank without exchanges reads them on the device.
-  if (scenario.plan.expert.capacity_factor > 0 ||
+  if (!scenario.model.has_experts() || scenario.plan.expert.capacity_factor > 0 ||
       (scenario.plan.expert.degree == 1 && !program.runtime.launches_each_expert))
     program.runtime.reads_row_counts = false;
   program.runtime.collective_algorithm = scenario.plan.framework.collective_algorithm;

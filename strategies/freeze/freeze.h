@@ -11,7 +11,7 @@
 
 namespace orrery::freeze {
 
-// Whether a parameter of a piece is frozen. `number`: the piece's place in Program::pieces before the pass.
+// Returns true if a parameter of a piece is frozen. `number`: the piece's place in Program::pieces before the pass.
 using IsFrozen = std::function<bool(std::size_t number, const Piece& piece, TensorId parameter)>;
 
 // Takes the gradients from frozen parameters, and from the backward what only these needed. Frozen parameters of a
@@ -19,13 +19,14 @@ using IsFrozen = std::function<bool(std::size_t number, const Piece& piece, Tens
 // else rewrites the backward.
 void freeze(const Scenario& scenario, const IsFrozen& is_frozen, Program& program);
 
-// Whether each layer is frozen, by its plan.
+// Returns for each layer of the model whether its plan freezes it.
 std::vector<bool> frozen_layers(const Scenario& scenario, bool (*is_frozen)(const Plan&));
 
-// What a step does not train: by layer; what precedes a stack's layers; what follows the last layer.
+// The parts of a model that a step does not train.
 struct Frozen {
-  std::vector<bool> layers;
-  bool embedding = false, head = false;
+  std::vector<bool> layers;  // by layer
+  bool embedding = false;    // all that precedes a stack's layers
+  bool head = false;         // all that follows the last layer
 };
 // Throws InputError unless gradients cross every border between model chunks and, if they are clipped, every stage has
 // a norm. `field`, `cure`: the field of the plan that leaves the first chunk without a backward, and what is expected

@@ -37,7 +37,6 @@ enum SharedParameter : Eigen::Index {
   kCollectiveHost,
   kUpdateHost,
   kExpertHost,
-  kRoutingHost,
   kShared
 };
 constexpr double kDifference = 1e-3;  // of a parameter's logarithm
@@ -75,7 +74,6 @@ struct Parameters {
     c.collective_host_ops = std::exp(x[kCollectiveHost]);
     c.update_host_ops = std::exp(x[kUpdateHost]);
     c.expert_host_ops = std::exp(x[kExpertHost]);
-    c.routing_host_ops = std::exp(x[kRoutingHost]);
     for (std::size_t i = 0; i < devices.size(); ++i) c.device_slowdown[devices[i]] = std::exp(x[at(kDevice, i)]);
     for (std::size_t i = 0; i < stacks.size(); ++i)
       c.stacks[stacks[i]] = {.host_seconds_per_op = known_host[i] * std::exp(x[at(kHost, i)]),
@@ -246,7 +244,7 @@ class Fit {
     for (const auto kind : {Parameters::kDevice, Parameters::kMemory, Parameters::kHost})
       differentiate(parameters_.begin(kind), parameters_.begin(kind + 1),
                     [&](const PredictedPoint& p) { return parameters_.of(kind, p); });
-    for (const Eigen::Index shared : {kCollectives, kCollectiveHost, kUpdateHost, kExpertHost, kRoutingHost})
+    for (const Eigen::Index shared : {kCollectives, kCollectiveHost, kUpdateHost, kExpertHost})
       differentiate(shared, shared + 1, [&](const PredictedPoint&) { return shared; });
     return slopes;
   }
@@ -280,7 +278,6 @@ class Fit {
     pull(kCollectiveHost, kHostOpsSpread);
     pull(kUpdateHost, kHostOpsSpread);
     pull(kExpertHost, kHostOpsSpread);
-    pull(kRoutingHost, kHostOpsSpread);
     for (Eigen::Index family = 0; family < kFamilies; ++family) pull(kMemoryMean + family, kMemoryMeanSpread);
     for (std::size_t i = 0; i < parameters_.devices.size(); ++i)
       pull(parameters_.at(Parameters::kDevice, i), kDeviceSpread, kDeviceMean);
@@ -304,8 +301,7 @@ double rounded(double value) { return std::stod(fmt::format("{:.4g}", value)); }
 // As the file has it, so that intervals are those of what it predicts.
 StepCalibration rounded(StepCalibration c) {
   c.other_devices_slowdown = rounded(c.other_devices_slowdown);
-  for (double* shared :
-       {&c.collective_slowdown, &c.collective_host_ops, &c.update_host_ops, &c.expert_host_ops, &c.routing_host_ops})
+  for (double* shared : {&c.collective_slowdown, &c.collective_host_ops, &c.update_host_ops, &c.expert_host_ops})
     *shared = rounded(*shared);
   for (auto& [name, value] : c.device_slowdown) value = rounded(value);
   for (auto& [name, s] : c.stacks)

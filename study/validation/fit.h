@@ -17,8 +17,7 @@ namespace orrery {
 //     (framework::Kernels: by hand, not at all, by a compiler; log 0.3); that mean: 1 (log 0.5);
 //   the slowdown of all collectives: 1 (log 0.5);
 //   a stack's host time per op: that of stacks.json (log 0.7) times a mean of all stacks; that mean: 1 (log 1.5);
-//   the host time of a collective, of an update op, of a further expert and of an op that routes: that of another op
-//   (log 0.5).
+//   the host time of a collective, of an update op and of a further expert: that of another op (log 0.5).
 // A device or stack with few measured steps thus stays close to similar ones.
 inline constexpr double kSpread = 0.07, kHuberWidth = 1.3;
 

@@ -123,16 +123,15 @@ Handmade routing_piece(Phase phase) {
 TEST(BlockClock, AHostThatReadsRowCountsWaitsForThem) {
   Clockwork w;
   w.runtime.host_seconds_per_op = 2;
-  w.runtime.host_seconds_per_routing_op = 3;
   EXPECT_DOUBLE_EQ(w.run(routing_piece(Phase::forward).piece).seconds, 2 + 10 + 1 + 1);
   w.runtime.reads_row_counts = true;
   for (const Phase phase : {Phase::forward, Phase::recompute}) {
     const Handmade h = routing_piece(phase);
-    const LineResult r = w.run(h.piece);  // issued at 2; after the wait until 12, at 15 and 17
-    EXPECT_DOUBLE_EQ(r.seconds, 18);
-    EXPECT_DOUBLE_EQ(r.accounts[kHostIssue], 2 + 3 + 1);
-    // The next layer's first kernel is issued at 19, one second after the last one has ended.
-    EXPECT_DOUBLE_EQ(w.run(h.piece, 100).seconds, 18 + 99 * 17);
+    const LineResult r = w.run(h.piece);  // issued at 2; after the wait until 12, at 14 and 16
+    EXPECT_DOUBLE_EQ(r.seconds, 17);
+    EXPECT_DOUBLE_EQ(r.accounts[kHostIssue], 2 + 2 + 1);
+    // The next layer's first kernel is issued at 18, one second after the last one has ended.
+    EXPECT_DOUBLE_EQ(w.run(h.piece, 100).seconds, 17 + 99 * 16);
   }
   // A backward knows the counts of its forward; a graph has fixed sizes.
   EXPECT_DOUBLE_EQ(w.run(routing_piece(Phase::input_gradient).piece).seconds, 14);
@@ -296,8 +295,7 @@ TEST(BlockClock, ASplitCollectivePaysItsLatencyEachTime) {
   w.mesh.add(MeshAxis::tp, 8);
   w.set_mesh(w.mesh);
   const CollectiveModel model(w.world.cluster, w.world.collectives);
-  const double quarter =
-      model.cost(OpKind::all_reduce, 1 << 18, span_of(w.mesh, w.mesh.group(MeshAxis::tp), 8)).seconds;
+  const double quarter = model.cost(OpKind::all_reduce, 1 << 18, span_of(w.mesh, w.mesh.group(MeshAxis::tp), 8)).seconds;
   const double whole = model.cost(OpKind::all_reduce, 1 << 20, span_of(w.mesh, w.mesh.group(MeshAxis::tp), 8)).seconds;
   EXPECT_DOUBLE_EQ(w.run(h.piece).seconds, 4 * quarter);
   EXPECT_GT(4 * quarter, whole);
@@ -585,7 +583,6 @@ TEST(BlockClock, ARunThatJumpsEqualsOneThatWalksEveryInstance) {
     const Handmade layer = scrambled(seed), other = scrambled(seed + 1000);
     Clockwork w;
     w.runtime.host_seconds_per_op = 0.37 * (seed % 17);  // from never to always late
-    w.runtime.host_seconds_per_routing_op = 0.2;
     w.runtime.reads_row_counts = seed % 2 == 0;
     const std::vector<LineItem> line{
         {&w.compile(other.piece), 1}, {&w.compile(layer.piece), 126}, {&w.compile(other.piece), 2}};

@@ -405,6 +405,9 @@ TEST_P(Explanations, SpecialTermsHaveTheirFormula) {
   const double per[]{program.runtime.host_seconds_per_op, program.runtime.host_seconds_per_collective,
                      program.runtime.host_seconds_per_update_op};
   for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(host[i].empty() ? per[i] == 0 : range_of(host[i]).holds(per[i])) << i;
+  EXPECT_EQ(of("host_issue").find("the host waits until the device has routed") != std::string::npos,
+            program.runtime.reads_row_counts);
+  EXPECT_EQ(program.runtime.reads_row_counts, of.simulation->scenario.model.has_experts());
   const Groups slowest = the_only(of("slowest_device"),
                                   R"(= ([0-9.]+) of products and attention: ([0-9.]+) x \(E\((\d+)\) - E\((\d+)\)\))");
   const double loss = std::stod(slowest[1]) *

@@ -14,7 +14,6 @@ StepCalibration known_stack() {
   c.collective_host_ops = 0.5;
   c.update_host_ops = 2;
   c.expert_host_ops = 3;
-  c.routing_host_ops = 4;
   c.stacks["stack"] = {.host_seconds_per_op = 7e-6, .memory_bound_slowdown = 1.3};
   return c;
 }
@@ -67,15 +66,13 @@ TEST(StepSlowdown, OfCollectivesAndTheHostIsOfKnownStacksAlone) {
   for (const bool known : {true, false}) {
     CollectiveCalibration collectives;
     Runtime runtime;
-    runtime.host_seconds_per_op = runtime.host_seconds_per_collective = runtime.host_seconds_per_update_op =
-        runtime.host_seconds_per_routing_op = 1e-6;
+    runtime.host_seconds_per_op = runtime.host_seconds_per_collective = runtime.host_seconds_per_update_op = 1e-6;
     known_stack().apply(known ? "stack" : "none", collectives);
     known_stack().apply(known ? "stack" : "none", runtime);
     EXPECT_EQ(collectives.step_slowdown, known ? 1.75 : 1);
     EXPECT_EQ(runtime.host_seconds_per_op, known ? 7e-6 : 1e-6);
     EXPECT_EQ(runtime.host_seconds_per_collective, known ? 3.5e-6 : 1e-6);
     EXPECT_EQ(runtime.host_seconds_per_update_op, known ? 14e-6 : 1e-6);
-    EXPECT_EQ(runtime.host_seconds_per_routing_op, known ? 28e-6 : 1e-6);
   }
 }
 

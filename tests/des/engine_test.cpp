@@ -392,14 +392,13 @@ TEST(Agreement, AHostThatReadsRowCountsWaitsForThem) {
   p.finish();
   p.program.stages[0][0].runs[0].count = 3;
   p.program.runtime.host_seconds_per_op = p.program.runtime.host_seconds_per_collective = 2;
-  p.program.runtime.host_seconds_per_routing_op = 3;
   double without = 0;
   for (const bool waits : {false, true}) {
     p.program.runtime.reads_row_counts = waits;
     const Report r = run_program(ideal_cluster(2), p.program);
     EXPECT_NEAR(r.discrete_event->uncontended_step_seconds, r.step_seconds, 1e-8) << waits;
     if (waits) {
-      EXPECT_GT(r.step_seconds, without + 3 * (3 + 3));
+      EXPECT_GT(r.step_seconds, without + 3 * (2 + 2));
     }
     without = r.step_seconds;
   }

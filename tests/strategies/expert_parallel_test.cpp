@@ -46,6 +46,26 @@ std::vector<Op> ops_of(const Block& block, OpKind kind) {
 
 std::vector<std::int64_t> sizes_of(const Tensor& t) { return {t.sizes.begin(), t.sizes.begin() + t.rank}; }
 
+// Sizes that the host must know before it calls: of messages, and of kernels that each have one expert.
+TEST(ExpertParallel, TheHostReadsCountsOfRowsWhereCallsNeedThem) {
+  using framework::Stack;
+  const auto reads = [](Stack stack, std::int64_t ranks, double capacity_factor = 0) {
+    Scenario s = deepseek_moe(ranks);
+    s.plan.framework.stack = stack;
+    s.plan.expert.capacity_factor = capacity_factor;
+    return lowered(s).runtime.reads_row_counts;
+  };
+  EXPECT_TRUE(reads(Stack::megatron_core, 4));
+  EXPECT_TRUE(reads(Stack::megatron_core, 1));  // a kernel for each expert
+  EXPECT_TRUE(reads(Stack::fsdp, 4));
+  EXPECT_FALSE(reads(Stack::fsdp, 1));  // one kernel for all of them
+  EXPECT_FALSE(reads(Stack::jax, 4));
+  EXPECT_FALSE(reads(Stack::megatron_core, 4, 1.25));  // fixed slots
+  Scenario dense = scenario_of("llama-3-8b", "dgx-h100", 1);
+  dense.workload.global_batch_size = 8;
+  EXPECT_FALSE(lowered(dense).runtime.reads_row_counts);
+}
+
 // Switch (Fedus et al. 2021, arXiv 2101.03961), eq. 3: capacity factor x tokens / experts, of each of k choices;
 // Megatron-Core's get_capacity rounds up.
 TEST(ExpertParallel, SlotsAreThoseOfTheCapacityFactorRoundedUp) {

@@ -171,7 +171,7 @@ TEST(Lora, DividesAdaptersAsTheirMatrices) {
   // The frozen matrices divided by columns need no gathered input for a weight gradient.
   EXPECT_DOUBLE_EQ(crosses(layer.backward, layer) - crosses(dense.backward, dense),
                    (4 + 2) * of_rank - 2 * 2.0 * 2048 * kLlamaWidth);
-  // What every rank holds has gradients of its own part of the sequence: summed once a step.
+  // A parameter that every rank holds has gradients of the rank's own part of the sequence. They are summed once a step.
   EXPECT_DOUBLE_EQ(crosses(layer.update, layer), 4.0 * kAdapterRank * 4 * kLlamaWidth + 4);
 }
 

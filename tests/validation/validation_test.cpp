@@ -378,7 +378,7 @@ class Misfit {
     for (const auto& [device, slowdown] : calibration.device_slowdown) sum += square(std::log(slowdown) - mean, 0.05);
     std::vector<double> hosts;
     sum += square(std::log(calibration.collective_host_ops), 0.5) + square(std::log(calibration.update_host_ops), 0.5) +
-           square(std::log(calibration.expert_host_ops), 0.5) + square(std::log(calibration.routing_host_ops), 0.5);
+           square(std::log(calibration.expert_host_ops), 0.5);
     std::map<framework::Kernels, std::vector<double>> memory;
     for (const auto& [name, stack] : calibration.stacks) {
       memory[framework::stack_named(name).kernels].push_back(std::log(stack.memory_bound_slowdown));
@@ -415,7 +415,7 @@ TEST(Fit, EndsWhereNoParameterFitsBetter) {
     EXPECT_LT(least, 0.9 * misfit.at([&] {
       StepCalibration none = fitted;
       none.other_devices_slowdown = none.collective_slowdown = none.collective_host_ops = none.update_host_ops =
-          none.expert_host_ops = none.routing_host_ops = 1;
+          none.expert_host_ops = 1;
       for (auto& [name, slowdown] : none.device_slowdown) slowdown = 1;
       for (auto& [name, stack] : none.stacks)
         stack = {.host_seconds_per_op = framework::stack_named(name).runtime.host_seconds_per_op};
@@ -426,10 +426,11 @@ TEST(Fit, EndsWhereNoParameterFitsBetter) {
       std::vector<double*> values;  // that move together
       double least;
     };
-    std::vector<Parameter> parameters{
-        {"other devices", {&fitted.other_devices_slowdown}, 1},  {"collectives", {&fitted.collective_slowdown}, 1},
-        {"collectives' host", {&fitted.collective_host_ops}, 0}, {"updates' host", {&fitted.update_host_ops}, 0},
-        {"experts' host", {&fitted.expert_host_ops}, 0},         {"routing's host", {&fitted.routing_host_ops}, 0}};
+    std::vector<Parameter> parameters{{"other devices", {&fitted.other_devices_slowdown}, 1},
+                                      {"collectives", {&fitted.collective_slowdown}, 1},
+                                      {"collectives' host", {&fitted.collective_host_ops}, 0},
+                                      {"updates' host", {&fitted.update_host_ops}, 0},
+                                      {"experts' host", {&fitted.expert_host_ops}, 0}};
     // A device that would be slowed by more than one that it is no slower than is slowed alike.
     std::vector<Parameter> devices;
     for (auto& [name, slowdown] : fitted.device_slowdown) {

@@ -32,13 +32,12 @@ struct Work {
   Work *entry = nullptr, *other_entry = nullptr;       // those that write the previous instance's output
   Work* buffer = nullptr;  // the copy from the buffer that it takes over (Op::buffers); must be done before
   double seconds = 0;
-  // When the host has issued its first part, and all of it; -1: no constraint. Once the host has waited for the device
-  // (ClockNode::host_waits), both count from the time at which it went on: host_went_on of `waited`, the last work
-  // before whose issue it waited. That may be this work; `waited_before` is then the one before it.
+  // When the host has issued its first part, and all of it; -1: no constraint. Both are later by `late` of `waited`, the
+  // last work before this one for which the host waited (ClockNode::host_waits); null: it has not waited.
   double issued = -1, host_end = -1;
-  Work *waited = nullptr, *waited_before = nullptr;
-  double host_went_on = 0;  // until this work may start: when the host was ready, counted from `waited_before`
-  std::uint32_t name = 0;   // index into JobSimulation::ops
+  Work* waited = nullptr;
+  double late = 0;         // seconds by which the host's waits up to this work have made it later; set once it starts
+  std::uint32_t name = 0;  // index into JobSimulation::ops
   std::uint32_t exchange = kNoExchange;
   std::uint32_t event = EventRecord::kNoCause;  // set once it is done
   std::uint32_t cause = EventRecord::kNoCause;  // set once it has started: the event that let it start

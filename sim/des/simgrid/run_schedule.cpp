@@ -11,11 +11,11 @@ namespace orrery {
 struct SimgridRun::Host {
   double begin = 0, seconds = 0;  // seconds of issuing since `begin`
   Work* last_compute = nullptr;
-  Work* waited = nullptr;  // the last work before whose issue it waited for the device; times count from there
+  Work* waited = nullptr;  // the last work for which it waited for the device
 
-  double time() const { return begin + seconds; }  // when it has issued everything so far
-  // The same in the simulation's time. REQUIRES: `waited` has started.
-  double simulated_time() const { return (waited == nullptr ? 0 : waited->host_went_on) + time(); }
+  double time() const { return begin + seconds; }  // when it has issued everything so far, but for its waits
+  // The same with its waits. REQUIRES: `waited` has started.
+  double end() const { return time() + (waited == nullptr ? 0 : waited->late); }
 };
 
 // The progress of the host through a line. It issues works in program order and keeps its own clock. The rules are
@@ -181,12 +181,8 @@ void SimgridRun::LineIssue::issue_nodes(std::int64_t index, std::size_t from, st
       continue;
     }
     prepare(w, covered);
-    if (node.host_waits) {
-      w.host_went_on = host_.time();
-      w.waited_before = host_.waited;
-      host_ = {.last_compute = host_.last_compute, .waited = &w};
-    }
     w.waited = host_.waited;
+    if (node.host_waits) host_.waited = &w;
     if (node.host_first > 0 || code.graph_host_seconds > 0) w.issued = host_.time() + node.host_first;
     if (node.waits_for_compute) w.compute_before = host_.last_compute;
     if (node.stream == Stream::compute) w.buffer = copied_[static_cast<std::size_t>(index) % copied_.size()];
@@ -353,7 +349,7 @@ Routine SimgridRun::perform_line(SimulatedClass& c, const Line& line, bool drain
   }
   c.gate_event = compute.last_event;
   co_await drain(c, drain_all);
-  c.host_ahead = std::max(0.0, now() - host.simulated_time());
+  c.host_ahead = std::max(0.0, now() - host.end());
 }
 
 // Waits for the output, if an asynchronous stream produces it.

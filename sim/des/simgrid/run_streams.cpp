@@ -67,13 +67,15 @@ Routine SimgridRun::await(SimulatedClass& c, std::size_t stream, Work& w, int& c
       if (!holds(producer, until)) co_await await_work(self, stream, producer, until, cause, cause_event);
     }
   }
-  if (w.waited == &w)
-    w.host_went_on = std::max(now(), w.host_went_on + (w.waited_before == nullptr ? 0 : w.waited_before->host_went_on));
-  if (w.waited != nullptr && (w.issued >= 0 || w.host_end >= 0)) {
-    if (w.waited != &w && !holds(*w.waited, Until::started))
-      co_await await_work(self, stream, *w.waited, Until::started, cause, cause_event);
+  if (w.issued >= 0 || w.host_end >= 0) {
+    if (w.waited != nullptr) {
+      if (!holds(*w.waited, Until::started))
+        co_await await_work(self, stream, *w.waited, Until::started, cause, cause_event);
+      w.late = w.waited->late;
+    }
+    if (w.node->host_waits) w.late = std::max(w.late, now() - (w.issued - w.node->host_first));
     for (double* const time : {&w.issued, &w.host_end})
-      if (*time >= 0) *time += w.waited->host_went_on;
+      if (*time >= 0) *time += w.late;
   }
   if (w.issued > now()) {
     co_await clock_.sleep_until(w.issued);
