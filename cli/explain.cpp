@@ -467,10 +467,8 @@ std::string explain_interval(const Simulation& simulation) {
   const Scenario& scenario = simulation.scenario;
   const Device& device = scenario.cluster.device;
   const Report& report = simulation.report;
-  const bool seen = step_calibration().device_slowdown.contains(device.name);
-  const std::optional<StepInterval> found =
-      step_interval(stack_of(scenario), curve_origin(device, *simulation.kernels, precision::peak_dtype(scenario)),
-                    report.devices, seen, scenario.model.has_experts());
+  const IntervalClass of = interval_class(scenario, *simulation.kernels, *simulation.collectives);
+  const std::optional<StepInterval> found = step_interval(of);
   if (!found) return "interval: none, because no step of this training stack was published\n";
   if (!report.expected) return "interval: none for this engine, only for the analytical engine (--engine analytical)\n";
   std::string text = fmt::format(
@@ -481,7 +479,12 @@ std::string explain_interval(const Simulation& simulation) {
       found->comparable, found->points, found->sources, found->most_devices, found->stack_half_width);
   if (found->origin_factor > 1) text += fmt::format(" x {:.3f} for borrowed curves", found->origin_factor);
   if (found->mixture_factor > 1) text += fmt::format(" x {:.3f} for mixtures of experts", found->mixture_factor);
-  if (!seen) text += fmt::format(" x {:.3f}, no step of {} was measured", found->unseen_device_factor, device.name);
+  if (found->unseen_mixture_half_width > 0)
+    text += fmt::format(", but at least {:.3f}, because few steps of mixtures were published on {} {}",
+                        found->unseen_mixture_half_width, of.stack,
+                        of.network.empty() ? "within a node" : "over " + of.network);
+  if (!of.device_seen)
+    text += fmt::format(" x {:.3f}, no step of {} was measured", found->unseen_device_factor, device.name);
   if (found->beyond_half_width > 0)
     text += fmt::format(" + {:.3f} for {} devices, {:.3f} per doubling beyond {}", found->beyond_half_width,
                         report.devices, scale_figures().interval_per_doubling, found->most_devices);

@@ -219,45 +219,56 @@ std::string_view name_of(CurveOrigin origin) {
   return kNames[static_cast<std::size_t>(origin)];
 }
 
-std::optional<StepInterval> step_interval(const StepIntervals& intervals, const std::string& stack, CurveOrigin origin,
-                                          std::int64_t devices, bool device_seen, bool mixture) {
+bool StepIntervals::is_unseen_mixture(const IntervalClass& of) const {
+  const auto stack = stacks.find(of.stack);
+  return of.mixture && (stack == stacks.end() || !stack->second.mixture_networks.contains(of.network));
+}
+
+std::optional<StepInterval> step_interval(const StepIntervals& intervals, const IntervalClass& of) {
   if (intervals.stacks.empty()) return std::nullopt;
   constexpr std::array<std::array<const char*, 2>, kCurveOrigins> kWhere{
       {{" on measured devices", " on a device without measured steps"},
        {" on devices with borrowed curves", " on a device with borrowed curves and without measured steps"},
        {" on devices with another vendor's curves",
         " on a device with another vendor's curves and without measured steps"}}};
-  auto found = intervals.stacks.find(stack);
+  auto found = intervals.stacks.find(of.stack);
   StepInterval interval;
-  interval.comparable = stack;
+  interval.comparable = of.stack;
   if (found == intervals.stacks.end()) {
     found = std::max_element(intervals.stacks.begin(), intervals.stacks.end(),
                              [](const auto& a, const auto& b) { return a.second.half_width < b.second.half_width; });
     interval.comparable = "the widest of all stacks, " + found->first + ", for lack of published steps";
   }
-  if (mixture) interval.comparable += ", mixtures";
-  interval.comparable += kWhere[static_cast<std::size_t>(origin)][device_seen ? 0 : 1];
+  if (of.mixture) interval.comparable += ", mixtures";
+  interval.comparable += kWhere[static_cast<std::size_t>(of.origin)][of.device_seen ? 0 : 1];
   const StepIntervals::Stack& of_stack = found->second;
-  const double times = static_cast<double>(devices) / static_cast<double>(of_stack.most_devices);
+  const double times = static_cast<double>(of.devices) / static_cast<double>(of_stack.most_devices);
   if (times > 1) interval.comparable += fmt::format(", {:.3g} times the largest", times);
   interval.stack_half_width = of_stack.half_width;
-  interval.origin_factor = intervals.origin_factor[static_cast<std::size_t>(origin)];
-  interval.mixture_factor = mixture ? intervals.mixture_factor : 1;
-  interval.unseen_device_factor = device_seen ? 1 : intervals.unseen_device_factor;
+  interval.origin_factor = intervals.origin_factor[static_cast<std::size_t>(of.origin)];
+  interval.mixture_factor = of.mixture ? intervals.mixture_factor : 1;
+  interval.unseen_device_factor = of.device_seen ? 1 : intervals.unseen_device_factor;
   interval.beyond_half_width = scale_figures().interval_per_doubling * std::max(0.0, std::log2(times));
   interval.most_devices = of_stack.most_devices;
-  const double half_width = interval.stack_half_width * interval.origin_factor * interval.mixture_factor *
+  interval.points = of_stack.points;
+  interval.sources = of_stack.sources;
+  if (const StepIntervals::UnseenMixtures& unseen = intervals.unseen_mixtures;
+      intervals.is_unseen_mixture(of) && unseen.points > 0) {
+    interval.unseen_mixture_half_width = unseen.half_width;
+    interval.comparable += ", few published there";
+    interval.points = unseen.points;
+    interval.sources = unseen.sources;
+  }
+  const double half_width = std::max(interval.stack_half_width * interval.origin_factor * interval.mixture_factor,
+                                     interval.unseen_mixture_half_width) *
                                 interval.unseen_device_factor +
                             interval.beyond_half_width;
   interval.low = std::exp(-half_width);
   interval.high = std::exp(half_width);
-  interval.points = of_stack.points;
-  interval.sources = of_stack.sources;
   return interval;
 }
 
-std::optional<StepInterval> step_interval(const std::string& stack, CurveOrigin origin, std::int64_t devices,
-                                          bool device_seen, bool mixture) {
+std::optional<StepInterval> step_interval(const IntervalClass& of) {
   static const StepIntervals intervals = [] {
     StepIntervals read;
     const Json& json = file().at("intervals");
@@ -265,15 +276,19 @@ std::optional<StepInterval> step_interval(const std::string& stack, CurveOrigin 
       read.stacks[name] = {.half_width = value.at("half_width"),
                            .points = value.at("points"),
                            .sources = value.at("sources"),
-                           .most_devices = value.at("most_devices")};
+                           .most_devices = value.at("most_devices"),
+                           .mixture_networks = value.at("mixture_networks")};
     for (std::size_t i = 0; i < kCurveOrigins; ++i)
       read.origin_factor[i] = json.at("origin_factor").at(name_of(static_cast<CurveOrigin>(i)));
     read.mixture_factor = json.at("mixture_factor");
     read.unseen_device_factor = json.at("unseen_device_factor");
+    const Json& unseen = json.at("unseen_mixtures");
+    read.unseen_mixtures = {
+        .half_width = unseen.at("half_width"), .points = unseen.at("points"), .sources = unseen.at("sources")};
     return read;
   }();
-  if (!step_calibration().stacks.contains(stack)) return std::nullopt;
-  return step_interval(intervals, stack, origin, devices, device_seen, mixture);
+  if (!step_calibration().stacks.contains(of.stack)) return std::nullopt;
+  return step_interval(intervals, of);
 }
 
 }  // namespace orrery

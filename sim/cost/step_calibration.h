@@ -10,6 +10,7 @@
 #include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -69,17 +70,37 @@ inline constexpr std::size_t kCurveOrigins = 3;
 CurveOrigin curve_origin(const Device& device, const Calibration& kernels, Dtype products);
 std::string_view name_of(CurveOrigin origin);  // "own", ...: the names in steps.json
 
+// What the interval around a step depends on.
+struct IntervalClass {
+  std::string stack{};
+  CurveOrigin origin = CurveOrigin::own;
+  std::int64_t devices = 1;
+  bool device_seen = true;  // steps of the device were published
+  bool mixture = false;     // the model has experts
+  std::string network{};    // CollectiveCalibration::inter_class; "": all devices are in one node
+};
+
 // Prediction errors |log(measured / predicted)| that four of five measured steps do not exceed, when a calibration
 // predicts each source without having been fitted on it. study/validation/intervals.h computes them.
 struct StepIntervals {
   struct Stack {
     double half_width = 0;  // for devices with curves of their own
     std::int64_t points = 0, sources = 0, most_devices = 0;
+    // Networks (IntervalClass::network) over which enough steps of mixtures were published.
+    std::set<std::string> mixture_networks;
+  };
+  // Mixtures of experts on stacks or networks over which too few of them were published.
+  struct UnseenMixtures {
+    double half_width = 0;
+    std::int64_t points = 0, sources = 0;
   };
   std::map<std::string, Stack> stacks;  // stacks with enough published steps
   std::array<double, kCurveOrigins> origin_factor{1, 1, 1};
   double mixture_factor = 1;        // for models with experts
   double unseen_device_factor = 1;  // for devices whose kernels were measured, but no step
+  UnseenMixtures unseen_mixtures;
+
+  bool is_unseen_mixture(const IntervalClass& of) const;
 };
 
 // An interval around a prediction, as factors of the predicted time.
@@ -87,21 +108,19 @@ struct StepInterval {
   double low = 1, high = 1;
   std::string comparable;  // words that say whose errors these are
   std::int64_t points = 0, sources = 0;
-  // Half width in logarithms: stack_half_width * origin_factor * mixture_factor * unseen_device_factor +
-  // beyond_half_width. beyond_half_width is 0 up to most_devices, the largest number of devices in a published step of
-  // the stack.
-  double stack_half_width = 0, origin_factor = 1, mixture_factor = 1, unseen_device_factor = 1, beyond_half_width = 0;
+  // Half width in logarithms: max(stack_half_width * origin_factor * mixture_factor, unseen_mixture_half_width) *
+  // unseen_device_factor + beyond_half_width. unseen_mixture_half_width is 0 unless StepIntervals::is_unseen_mixture().
+  // beyond_half_width is 0 up to most_devices, the largest number of devices in a published step of the stack.
+  double stack_half_width = 0, origin_factor = 1, mixture_factor = 1, unseen_mixture_half_width = 0,
+         unseen_device_factor = 1, beyond_half_width = 0;
   std::int64_t most_devices = 0;
 };
-// Returns the interval that steps.json gives for a stack. It widens with each doubling beyond the most devices in the
-// stack's published steps (results/calibration/scale.json). A stack with too few published steps gets the widest
-// interval of all stacks; one with none gets {}. `device_seen`: steps of the device were published. `mixture`: the
-// model has experts. An interval is never narrower where less is known.
-std::optional<StepInterval> step_interval(const std::string& stack, CurveOrigin origin, std::int64_t devices,
-                                          bool device_seen = true, bool mixture = false);
+// Returns the interval that steps.json gives for a class of steps. It widens with each doubling beyond the most devices
+// in the stack's published steps (results/calibration/scale.json). A stack with too few published steps gets the widest
+// interval of all stacks; one with none gets {}. An interval is never narrower where less is known.
+std::optional<StepInterval> step_interval(const IntervalClass& of);
 // The same from other intervals than those of steps.json.
-std::optional<StepInterval> step_interval(const StepIntervals& intervals, const std::string& stack, CurveOrigin origin,
-                                          std::int64_t devices, bool device_seen = true, bool mixture = false);
+std::optional<StepInterval> step_interval(const StepIntervals& intervals, const IntervalClass& of);
 
 // The time that a step loses because many devices take part, beyond its collectives. Numbers and sources:
 // results/calibration/scale.json.

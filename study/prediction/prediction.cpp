@@ -94,6 +94,17 @@ const CollectiveCalibration& Calibrator::collectives(const Cluster& cluster, std
 
 std::string stack_of(const Scenario& scenario) { return std::string(framework::stack_name(scenario.plan)); }
 
+IntervalClass interval_class(const Scenario& scenario, const Calibration& kernels,
+                             const CollectiveCalibration& collectives) {
+  const Cluster& cluster = scenario.cluster;
+  return {.stack = stack_of(scenario),
+          .origin = curve_origin(cluster.device, kernels, precision::peak_dtype(scenario)),
+          .devices = ranks(scenario),
+          .device_seen = step_calibration().device_slowdown.contains(cluster.device.name),
+          .mixture = scenario.model.has_experts(),
+          .network = cluster.nodes > 1 ? collectives.inter_class : ""};
+}
+
 Report predict(const Prepared& prepared, const AnalyticalOptions& options) {
   AnalyticalEngine engine(prepared.scenario.cluster, *prepared.kernels, *prepared.collectives);
   Report report;

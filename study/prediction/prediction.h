@@ -55,6 +55,9 @@ class Calibrator {
 
 // The training stack that the scenario's plan names.
 std::string stack_of(const Scenario& scenario);
+// The class of the interval around the scenario's step.
+IntervalClass interval_class(const Scenario& scenario, const Calibration& kernels,
+                             const CollectiveCalibration& collectives);
 
 // The analytical engine's report. Throws InputError if the step never ends.
 Report predict(const Prepared& prepared, const AnalyticalOptions& options = {});

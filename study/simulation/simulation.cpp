@@ -118,11 +118,8 @@ constexpr const char* kCopiesMeetNothing =
 constexpr const char* kPerturbationsIgnored =
     "the scenario's perturbations are ignored: only the discrete-event engine uses them (--engine des)";
 
-std::optional<ExpectedStep> expected_step(const std::string& stack, const Device& device, const Calibration& kernels,
-                                          Dtype products, bool mixture, const Report& report) {
-  const std::optional<StepInterval> found =
-      step_interval(stack, curve_origin(device, kernels, products), report.devices,
-                    step_calibration().device_slowdown.contains(device.name), mixture);
+std::optional<ExpectedStep> expected_step(const IntervalClass& of, const Report& report) {
+  const std::optional<StepInterval> found = step_interval(of);
   if (!found) return std::nullopt;
   return ExpectedStep{.low_seconds = found->low * report.step_seconds,
                       .high_seconds = found->high * report.step_seconds,
@@ -197,17 +194,15 @@ void add_placement_note_in_closed_form(const Prepared& prepared, Report& report)
 
 // What the analytical engine's report says beyond the engine.
 void complete(const Scenario& scenario, const Program& program, const Calibration& kernels,
-              const StepCalibration& steps, Report& report) {
+              const CollectiveCalibration& collectives, const StepCalibration& steps, Report& report) {
   add_planning_notes(scenario, program, report);
   if (!scenario.perturbations.empty()) report.notes.emplace_back(kPerturbationsIgnored);
   if (scenario.plan.activation_offload.offload) report.notes.emplace_back(kOffloadIsFree);
   if (scenario.plan.offload.optimizer && scenario.cluster.node.devices > 1)
     report.notes.emplace_back(kCopiesMeetNothing);
   // What was published ran undisturbed, and was predicted in closed form.
-  const std::string stack = stack_of(scenario);
-  if (steps.stacks.contains(stack))
-    report.expected = expected_step(stack, scenario.cluster.device, kernels, precision::peak_dtype(scenario),
-                                    scenario.model.has_experts(), report);
+  if (const IntervalClass of = interval_class(scenario, kernels, collectives); steps.stacks.contains(of.stack))
+    report.expected = expected_step(of, report);
   finish(scenario.cluster, report);
 }
 
@@ -226,7 +221,7 @@ void Simulator::Rep::evaluate(Machine& machine, const Scenario& of, const Progra
     check_ends(placed_report);
     return placed_report.step_seconds;
   });
-  complete(of, lowered, machine.kernels, calibrator.steps(), into);
+  complete(of, lowered, machine.kernels, machine.collectives, calibrator.steps(), into);
 }
 
 Variant Simulator::variant(std::string line, ScenarioSource source) {

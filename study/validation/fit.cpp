@@ -352,6 +352,10 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
     left_out[sources[i]] = to_json(calibrations[i + 1]);
     unseen.insert(unseen.end(), unseen_of[i + 1].begin(), unseen_of[i + 1].end());
   }
+  Simulator simulator;
+  for (PredictedPoint& p : predict_published(
+           {}, simulator, [&](const PublishedSource&) -> const StepCalibration& { return calibrations.front(); }))
+    if (!is_fitted(p)) unseen.push_back(std::move(p));
   std::vector<PredictedPoint> of_unseen_devices;
   for (std::size_t i = 1 + sources.size(); i < unseen_of.size(); ++i)
     of_unseen_devices.insert(of_unseen_devices.end(), unseen_of[i].begin(), unseen_of[i].end());
@@ -361,10 +365,14 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
     intervals["stacks"][name] = {{"half_width", rounded(stack.half_width)},
                                  {"points", stack.points},
                                  {"sources", stack.sources},
-                                 {"most_devices", stack.most_devices}};
+                                 {"most_devices", stack.most_devices},
+                                 {"mixture_networks", stack.mixture_networks}};
   for (std::size_t i = 0; i < kCurveOrigins; ++i)
     intervals["origin_factor"][std::string(name_of(static_cast<CurveOrigin>(i)))] = rounded(found.origin_factor[i]);
   intervals["mixture_factor"] = rounded(found.mixture_factor);
+  intervals["unseen_mixtures"] = {{"half_width", rounded(found.unseen_mixtures.half_width)},
+                                  {"points", found.unseen_mixtures.points},
+                                  {"sources", found.unseen_mixtures.sources}};
   intervals["unseen_device_factor"] = rounded(unseen_device_factor(of_unseen_devices, found));
   return {fitted.dump(1) + "\n", left_out.dump(1) + "\n"};
 }

@@ -14,7 +14,7 @@ struct Error {
   double weight = 0;
   std::string stack;
   std::size_t origin = 0;
-  bool mixture = false;
+  bool mixture = false, unseen_mixture = false;
   std::string source;
 };
 
@@ -76,18 +76,78 @@ Widths widths_of(const std::vector<Error>& errors, const std::string& without) {
 // Composed numbers are fitted, but what a prediction misses them by says nothing of measurements.
 bool counts(const PredictedPoint& p) { return is_fitted(p) && p.is_measured(); }
 
+bool is_of(const PredictedPoint& p, const std::set<std::string>& of) {
+  return of.empty() || of.contains(p.source->name);
+}
+
+// Points, and sources by name.
+struct Published {
+  std::int64_t points = 0;
+  std::set<std::string> sources;
+
+  void add(const PredictedPoint& p) {
+    ++points;
+    sources.insert(p.source->name);
+  }
+  bool is_enough() const {
+    return points >= kLeastPoints && static_cast<std::int64_t>(sources.size()) >= kLeastSources;
+  }
+};
+
+// By stack: the networks over which enough steps of mixtures were published.
+std::map<std::string, std::set<std::string>> mixture_networks(std::span<const PredictedPoint> points,
+                                                              const std::set<std::string>& of) {
+  std::map<std::pair<std::string, std::string>, Published> published;
+  for (const PredictedPoint& p : points)
+    if (counts(p) && p.mixture && is_of(p, of)) published[{p.framework, p.network}].add(p);
+  std::map<std::string, std::set<std::string>> networks;
+  for (const auto& [of_stack, there] : published)
+    if (there.is_enough()) networks[of_stack.first].insert(of_stack.second);
+  return networks;
+}
+
+bool is_unseen_mixture(const PredictedPoint& p, const std::map<std::string, std::set<std::string>>& networks) {
+  const auto known = networks.find(p.framework);
+  return p.mixture && (known == networks.end() || !known->second.contains(p.network));
+}
+
+Error error_of(const PredictedPoint& p, double weight, bool unseen_mixture) {
+  return {.size = std::abs(std::log(p.point->value / p.predicted)),
+          .weight = weight,
+          .stack = p.framework,
+          .origin = static_cast<std::size_t>(p.curves),
+          .mixture = p.mixture,
+          .unseen_mixture = unseen_mixture,
+          .source = p.source->name};
+}
+
 std::vector<Error> errors_of(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
   const std::map<std::string, double> weights = weights_of_sources(points);
+  const auto networks = mixture_networks(points, of);
   std::vector<Error> errors;
   for (const PredictedPoint& p : points)
-    if (counts(p) && (of.empty() || of.contains(p.source->name)))
-      errors.push_back({.size = std::abs(std::log(p.point->value / p.predicted)),
-                        .weight = weights.at(p.source->name),
-                        .stack = p.framework,
-                        .origin = static_cast<std::size_t>(p.curves),
-                        .mixture = p.mixture,
-                        .source = p.source->name});
+    if (counts(p) && is_of(p, of))
+      errors.push_back(error_of(p, weights.at(p.source->name), is_unseen_mixture(p, networks)));
   return errors;
+}
+
+// Those of unseen mixtures: also of points that are not fitted, unless they are doubtful.
+std::vector<Error> errors_of_unseen_mixtures(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
+  const auto networks = mixture_networks(points, of);
+  std::vector<Error> errors;
+  std::map<std::string, double> of_source;
+  for (const PredictedPoint& p : points) {
+    if (!p.is_predicted() || !p.is_measured() || p.point->quantity != Quantity::step_seconds || !is_of(p, of)) continue;
+    if (p.point->quality == "C" || !is_unseen_mixture(p, networks)) continue;
+    ++of_source[p.source->name];
+    errors.push_back(error_of(p, 1, true));
+  }
+  for (Error& e : errors) e.weight = std::min(1.0, kMostOfSource / of_source.at(e.source));
+  return errors;
+}
+
+double unseen_mixture_half_width(const std::vector<Error>& errors, const std::string& without) {
+  return weighted_quantile(errors, kIntervalShare, [&](const Error& e) { return e.source == without ? -1 : e.size; });
 }
 
 // Each error in units of the width that the other sources give it.
@@ -105,17 +165,22 @@ std::vector<Error> unseen_errors(std::vector<Error> errors) {
 // The smallest factor of at least 1 with which kIntervalShare of mixtures lie within. `unseen`: from unseen_errors();
 // `wider`: their widths.
 double mixture_factor(const std::vector<Error>& unseen, const Widths& wider) {
-  return std::max(1.0, weighted_quantile(unseen, kIntervalShare,
-                                         [&](const Error& e) { return e.mixture ? e.size / wider.of(e) : -1; }));
+  return std::max(1.0, weighted_quantile(unseen, kIntervalShare, [&](const Error& e) {
+                    return e.mixture && !e.unseen_mixture ? e.size / wider.of(e) : -1;
+                  }));
 }
 
-void count(const std::string& stack, CurveOrigin origin, bool mixture, double weight, bool inside,
+// `models`: kDense, kMixtures or kUnseenMixtures.
+void count(const std::string& stack, CurveOrigin origin, const char* models, double weight, bool inside,
            CoverageOfGroups& coverage) {
-  for (const std::string& group : {std::string(kAllSteps), stack, "curves: " + std::string(name_of(origin)),
-                                   std::string(mixture ? kMixtures : kDense)}) {
+  for (const std::string& group :
+       {std::string(kAllSteps), stack, "curves: " + std::string(name_of(origin)), std::string(models)}) {
     coverage[group].points += weight;
     if (inside) coverage[group].inside += weight;
   }
+}
+const char* models_of(bool mixture, bool unseen_mixture) {
+  return unseen_mixture ? kUnseenMixtures : mixture ? kMixtures : kDense;
 }
 
 }  // namespace
@@ -138,25 +203,31 @@ StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::
   const Widths widths = widths_of(errors, ""), wider = widths_of(unseen, "");
 
   StepIntervals intervals;
-  std::map<std::string, std::set<std::string>> sources;
-  for (const Error& e : errors) sources[e.stack].insert(e.source);
+  std::map<std::string, Published> published;
   for (const PredictedPoint& p : points) {
-    if (!counts(p) || (!of.empty() && !of.contains(p.source->name))) continue;
-    StepIntervals::Stack& stack = intervals.stacks[p.framework];
-    ++stack.points;
-    stack.most_devices = std::max(stack.most_devices, p.devices);
+    if (!counts(p) || !is_of(p, of)) continue;
+    published[p.framework].add(p);
+    std::int64_t& most_devices = intervals.stacks[p.framework].most_devices;
+    most_devices = std::max(most_devices, p.devices);
   }
+  auto networks = mixture_networks(points, of);
   for (auto& [name, stack] : intervals.stacks) {
-    stack.sources = static_cast<std::int64_t>(sources.at(name).size());
+    stack.points = published.at(name).points;
+    stack.sources = static_cast<std::int64_t>(published.at(name).sources.size());
     stack.half_width = widths.stacks.at(name) * wider.stacks.at(name);
+    stack.mixture_networks = std::move(networks[name]);
   }
-  std::erase_if(intervals.stacks, [](const auto& entry) {
-    return entry.second.points < kLeastPoints || entry.second.sources < kLeastSources;
-  });
+  std::erase_if(intervals.stacks, [&](const auto& entry) { return !published.at(entry.first).is_enough(); });
   for (std::size_t origin = 0; origin < kCurveOrigins; ++origin)
     intervals.origin_factor[origin] =
         std::max(widths.origins[origin] * wider.origins[origin], origin > 1 ? intervals.origin_factor[origin - 1] : 0);
   intervals.mixture_factor = mixture_factor(unseen, wider);
+  const std::vector<Error> unseen_mixtures = errors_of_unseen_mixtures(points, of);
+  std::set<std::string> sources;
+  for (const Error& e : unseen_mixtures) sources.insert(e.source);
+  intervals.unseen_mixtures = {.half_width = unseen_mixture_half_width(unseen_mixtures, ""),
+                               .points = static_cast<std::int64_t>(unseen_mixtures.size()),
+                               .sources = static_cast<std::int64_t>(sources.size())};
   return intervals;
 }
 
@@ -177,12 +248,14 @@ CoverageOfGroups interval_coverage(std::span<const PredictedPoint> points, const
   const std::map<std::string, double> weights = weights_of_sources(points);
   CoverageOfGroups coverage;
   for (const PredictedPoint& p : points) {
-    if (!counts(p) || (!of.empty() && !of.contains(p.source->name))) continue;
-    const std::optional<StepInterval> interval =
-        step_interval(intervals, p.framework, p.curves, p.devices, true, p.mixture);
+    if (!counts(p) || !is_of(p, of)) continue;
+    IntervalClass of_point = p.interval_class();
+    of_point.device_seen = true;
+    const std::optional<StepInterval> interval = step_interval(intervals, of_point);
     if (!interval) continue;
     const double ratio = p.point->value / p.predicted;
-    count(p.framework, p.curves, p.mixture, weights.at(p.source->name),
+    count(p.framework, p.curves, models_of(p.mixture, intervals.is_unseen_mixture(of_point)),
+          weights.at(p.source->name),
           ratio >= interval->low * (1 - kRounding) && ratio <= interval->high * (1 + kRounding), coverage);
   }
   return coverage;
@@ -194,8 +267,13 @@ CoverageOfGroups unseen_coverage(std::span<const PredictedPoint> points) {
   const double of_mixtures = mixture_factor(unseen, wider);
   CoverageOfGroups coverage;
   for (const Error& e : unseen)
-    count(e.stack, static_cast<CurveOrigin>(e.origin), e.mixture, e.weight,
-          e.size <= wider.of(e) * (e.mixture ? of_mixtures : 1) * (1 + kRounding), coverage);
+    if (!e.unseen_mixture)
+      count(e.stack, static_cast<CurveOrigin>(e.origin), models_of(e.mixture, false), e.weight,
+            e.size <= wider.of(e) * (e.mixture ? of_mixtures : 1) * (1 + kRounding), coverage);
+  const std::vector<Error> unseen_mixtures = errors_of_unseen_mixtures(points, {});
+  for (const Error& e : unseen_mixtures)
+    count(e.stack, static_cast<CurveOrigin>(e.origin), kUnseenMixtures, e.weight,
+          e.size <= unseen_mixture_half_width(unseen_mixtures, e.source) * (1 + kRounding), coverage);
   return coverage;
 }
 
@@ -203,11 +281,11 @@ CoverageOfGroups plain_coverage(std::span<const PredictedPoint> points) {
   CoverageOfGroups coverage;
   for (const PredictedPoint& p : points) {
     if (!p.is_predicted() || !p.is_measured() || p.point->quantity != Quantity::step_seconds) continue;
-    const std::optional<StepInterval> interval = step_interval(
-        p.framework, p.curves, p.devices, step_calibration().device_slowdown.contains(p.device), p.mixture);
+    const std::optional<StepInterval> interval = step_interval(p.interval_class());
     if (!interval) continue;
     const double ratio = p.point->value / p.predicted;
-    count(p.framework, p.curves, p.mixture, 1, ratio >= interval->low && ratio <= interval->high, coverage);
+    count(p.framework, p.curves, models_of(p.mixture, interval->unseen_mixture_half_width > 0), 1,
+          ratio >= interval->low && ratio <= interval->high, coverage);
   }
   return coverage;
 }

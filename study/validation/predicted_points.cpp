@@ -70,10 +70,12 @@ void predict(PredictedPoint& result, Simulator& simulator) {
     result.peak_bytes = simulation.report.memory_peak_bytes;
     result.allocated_bytes = allocated_bytes(simulation.report.fullest().memory);
     result.capacity_bytes = simulation.report.memory_capacity_bytes;
-    result.curves = curve_origin(scenario.cluster.device, *simulation.kernels, precision::peak_dtype(scenario));
-    result.mixture = scenario.model.has_experts();
+    const IntervalClass of = interval_class(scenario, *simulation.kernels, *simulation.collectives);
+    result.curves = of.origin;
+    result.mixture = of.mixture;
+    result.network = of.network;
     result.device = scenario.cluster.device.name;
-    result.framework = framework::stack_name(scenario.plan);
+    result.framework = of.stack;
     result.devices = simulation.report.devices;
     result.nodes = scenario.cluster.nodes;
     result.strategies = plan_words(scenario);
@@ -119,6 +121,15 @@ bool is_part_of(const std::string& text, const std::string& part) {
   return lower_case(text).find(lower_case(part)) != std::string::npos;
 }
 
+IntervalClass PredictedPoint::interval_class() const {
+  return {.stack = framework,
+          .origin = curves,
+          .devices = devices,
+          .device_seen = step_calibration().device_slowdown.contains(device),
+          .mixture = mixture,
+          .network = network};
+}
+
 double predicted_value(Quantity quantity, const Simulation& simulation) {
   const Report& report = simulation.report;
   switch (quantity) {
@@ -155,6 +166,14 @@ double predicted_value(Quantity quantity, const Simulation& simulation) {
 }
 
 std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Simulator& simulator, Seen seen) {
+  const StepCalibration none;
+  return predict_published(filter, simulator, [&](const PublishedSource& source) -> const StepCalibration& {
+    return seen == Seen::none ? none : seen == Seen::all ? step_calibration() : step_calibration_without(source.name);
+  });
+}
+
+std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Simulator& simulator,
+                                              const CalibrationOfSource& calibration_of) {
   std::vector<PredictedPoint> points;
   for (const PublishedSource& source : published_sources()) {
     if (!is_part_of(source.name, filter.source) && !is_part_of(source.title, filter.source) &&
@@ -169,9 +188,7 @@ std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Si
   }
   const StepCalibration none;
   for (PredictedPoint& p : points) {
-    simulator.use(seen == Seen::none || is_of_layer(p.point->quantity) ? none
-                  : seen == Seen::all                                  ? step_calibration()
-                                                                       : step_calibration_without(p.source->name));
+    simulator.use(is_of_layer(p.point->quantity) ? none : calibration_of(*p.source));
     if (p.is_predicted()) predict(p, simulator);
   }
   simulator.use(step_calibration());

@@ -1,6 +1,7 @@
 // Published points with the analytical engine's predictions.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct PredictedPoint {
   std::string device, framework;
   CurveOrigin curves = CurveOrigin::own;
   bool mixture = false;  // the model has experts
+  std::string network;   // IntervalClass::network
   bool measured_device() const { return curves == CurveOrigin::own; }
   std::int64_t devices = 0, nodes = 0;
   std::vector<std::string> strategies;  // plan_words(): "tensor", "zero-1", "recompute-full"
@@ -30,6 +32,7 @@ struct PredictedPoint {
   // Whether the source's numbers were measured (not composed). Statistics over several sources use only these.
   bool is_measured() const { return source->composed.empty(); }
   double error() const { return predicted / point->value - 1; }
+  IntervalClass interval_class() const;
 };
 
 // In the quantity's unit. For quantities of a layer, REQUIRES: the simulation has its ops.
@@ -52,6 +55,11 @@ inline constexpr std::array<std::string_view, 3> kSeenNames{"others", "all", "no
 // In the order of the sources and their points.
 std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Simulator& simulator,
                                               Seen seen = Seen::all);
+// The same by other step calibrations than the bundled ones. `calibration_of`: that of a source's points; it outlives
+// the call.
+using CalibrationOfSource = std::function<const StepCalibration&(const PublishedSource&)>;
+std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Simulator& simulator,
+                                              const CalibrationOfSource& calibration_of);
 
 // The same. Throws InputError if the filter leaves no point; the error names the part of the filter that is the cause.
 std::vector<PredictedPoint> points_asked_for(const ValidationFilter& filter, Simulator& simulator, Seen seen);
