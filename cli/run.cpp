@@ -309,6 +309,7 @@ RunOutcome execute_job(const RunArguments& arguments, const RunJob& job) {
     require_memory(job, outcome.facts);
   }
   check_runnable(job.scenario);
+  if (job.on_gpus) check_gpus_store(job.program);
   ExecutionOptions options;
   options.seed = arguments.seed;
   options.find_undefined = arguments.check;

@@ -92,6 +92,14 @@ void check_runnable(const Scenario& scenario) {
     if (strategy.check_runnable != nullptr) strategy.check_runnable(scenario);
 }
 
+void check_gpus_store(const Program& program) {
+  for (const Piece& piece : program.pieces)
+    for (const Tensor& t : piece.tensors)
+      if (block_of(t.dtype) > 0)
+        throw InputError({"", "/plan"}, std::string("a plan that keeps \"") + t.name + "\" in " + name_of(t.dtype),
+                         "another: no kernel of a GPU stores such numbers yet");
+}
+
 namespace {
 
 // Data that all ranks of a run share.
@@ -207,6 +215,7 @@ std::vector<RankResult> execute_ranks(std::span<const RunPart> run, const Execut
 
 RankResult execute_rank(std::span<const RunPart> run, const ExecutionOptions& options, Backend& backend,
                         Communicator& communicator) {
+  if (backend.facts().kind == "cuda") check_gpus_store(run.front().program);
   const Parts parts(run, options);
   const auto ranks = static_cast<std::size_t>(run.front().program.mesh.ranks());
   if (communicator.ranks() != ranks)

@@ -120,6 +120,8 @@ struct Execution {
 
 // Throws InputError for models and plans that cannot be run. All functions below call it first.
 void check_runnable(const Scenario& scenario);
+// Throws InputError for tensors that no kernel of a GPU stores yet: blocks of numbers with a scale each.
+void check_gpus_store(const Program& program);
 
 // Consecutive steps of a run that have one Program. scenario.workload.step is the first of them.
 struct RunPart {

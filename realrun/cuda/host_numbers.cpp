@@ -106,6 +106,7 @@ void with_dtype(Dtype dtype, Use use) {
       return integer(std::int8_t{});
     case Dtype::nvfp4:
     case Dtype::fp8_blocks:
+    case Dtype::nf4:
       break;
   }
   throw std::logic_error(std::string("no kernel stores ") + name_of(dtype));

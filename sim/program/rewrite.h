@@ -121,8 +121,8 @@ inline const ParameterGradient* parameter_of_gradient(const Piece& piece, Tensor
 // old one follow each other in the order of their keys.
 template <class Key>
 void split_sets(Piece& piece, Key key) {
-  std::vector<std::pair<std::uint8_t, int>> parts;
-  const auto part_of = [&](const ParameterGradient& p) { return std::pair(p.set, static_cast<int>(key(p))); };
+  const auto part_of = [&](const ParameterGradient& p) { return std::pair(p.set, key(p)); };
+  std::vector<decltype(part_of(piece.parameters.front()))> parts;
   for (const ParameterGradient& p : piece.parameters)
     if (!piece.tensors[p.parameter].shared) parts.push_back(part_of(p));
   std::ranges::sort(parts);

@@ -37,23 +37,27 @@ class TableIndex {
 // 2025, arXiv 2509.25149, section 2); int4, int8 and sign are codes of 4, 8 and 1 bits: those that travel have their
 // scales in another tensor (OpKind::quantise), those of quantised optimizer states have none that are modelled;
 // fp8_blocks is e4m3 with a scale in fp32 for each block of 128 elements (DeepSeek-V3, arXiv 2412.19437, section
-// 3.3.2).
-enum class Dtype : std::uint8_t { fp32, fp16, bf16, fp8, nvfp4, int64, int32, uint8, int4, fp8_blocks, int8, sign };
-inline constexpr int kDtypes = 12;
+// 3.3.2); nf4 has 16 quantiles of the normal distribution, a scale in 8 bits for each block of 64 elements, and a scale
+// in fp32 for each 256 of these scales (QLoRA, arXiv 2305.14314, section 3: 4.127 bits an element).
+enum class Dtype : std::uint8_t { fp32, fp16, bf16, fp8, nvfp4, int64, int32, uint8, int4, fp8_blocks, int8, sign, nf4 };
+inline constexpr int kDtypes = 13;
 
 // Bits of one element, without its block's scale. At namespace scope: a local array would be built in each call.
-inline constexpr std::array<std::uint8_t, kDtypes> kBits{32, 16, 16, 8, 4, 64, 32, 8, 4, 8, 8, 1};
+inline constexpr std::array<std::uint8_t, kDtypes> kBits{32, 16, 16, 8, 4, 64, 32, 8, 4, 8, 8, 1, 4};
 constexpr std::int64_t bits_of(Dtype dtype) { return kBits[static_cast<std::size_t>(dtype)]; }
 // Returns how many elements share a scale that is stored beside them; 0: there is no scale. A scale of the whole tensor
 // (fp8 has one) is not counted.
 constexpr std::int64_t block_of(Dtype dtype) {
-  return dtype == Dtype::nvfp4 ? 16 : dtype == Dtype::fp8_blocks ? 128 : 0;
+  return dtype == Dtype::nvfp4 ? 16 : dtype == Dtype::nf4 ? 64 : dtype == Dtype::fp8_blocks ? 128 : 0;
 }
 // Returns the bytes of `elements` contiguous elements, rounded up to whole bytes and blocks, with their scales.
 constexpr std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {
   constexpr std::int64_t kByte = 8;
   const std::int64_t codes = (elements * bits_of(dtype) + kByte - 1) / kByte, block = block_of(dtype);
-  return block == 0 ? codes : codes + (elements + block - 1) / block * (dtype == Dtype::fp8_blocks ? 4 : 1);
+  if (block == 0) return codes;
+  const std::int64_t scales = (elements + block - 1) / block, fp32 = 4, scales_of_a_scale = 256;
+  if (dtype == Dtype::fp8_blocks) return codes + scales * fp32;
+  return codes + scales + (dtype == Dtype::nf4 ? (scales + scales_of_a_scale - 1) / scales_of_a_scale * fp32 : 0);
 }
 const char* name_of(Dtype dtype);
 

@@ -819,6 +819,10 @@ void lay_out(std::span<const Sharding> by_set, const Options& options, double bu
   for (std::size_t i = 0; i < piece.sets.size(); ++i) {
     const Sharding& given = by_set[std::min(i, by_set.size() - 1)];
     shardings.push_back(piece.sets[i].frozen() ? of_weights(given) : given);
+    if (bits_of(piece.tensors[piece.sets[i].parameters].dtype) < 16) {  // codes are kept and gathered as they are
+      shardings.back().fp32_weights = false;
+      shardings.back().weights_wire = shardings.back().secondary_wire = {};
+    }
     divided = divided || !shardings.back().over.gradients.empty();
   }
   std::vector<Shard> shards;

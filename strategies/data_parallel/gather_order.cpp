@@ -82,7 +82,9 @@ void divide_into_sets(const GatherLimits& limits, Piece& piece) {
     in_set += piece.tensors[used.parameter->parameter].elements();
     left -= piece.tensors[used.parameter->parameter].elements();
   }
-  split_sets(piece, is_frozen);
+  split_sets(piece, [&](const ParameterGradient& p) {
+    return std::pair(is_frozen(p), piece.tensors[p.parameter].dtype);  // a flat buffer has one dtype
+  });
 }
 
 GatherOrder order_in_turn(const GatherLimits& limits, bool prefetch, const Piece& piece, const Block& block,

@@ -241,6 +241,22 @@ TEST_F(RunOverNcclOnStandIn, ComputesWhatOneRankComputesInTheSameReportAsThreads
   EXPECT_TRUE(leaves_no_results());
 }
 
+TEST_F(RunOverNcclOnStandIn, RefusesNumbersThatNoKernelStores) {
+  const Workplace place;
+  place.write("tiny.json", kTiny);
+  const std::string adapters = " tiny.json --set plan.lora_rank=4 --set plan.lora_alpha=4 --check ",
+                    four_bits = adapters + "--set plan.lora_quantize_base=true ";
+  const auto refuses = [](const CommandResult& result) {
+    EXPECT_EQ(result.code, 2) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("in nf4, expected another: no kernel of a GPU stores such numbers yet"));
+  };
+  EXPECT_EQ(place.program(ORRERY_GPU_ON_STAND_IN, "run" + adapters + "--device cuda").code, 0);
+  for (const char* ranks : {"threads", "mpi"})
+    refuses(place.program(ORRERY_GPU_ON_STAND_IN, "run" + four_bits + "--device cuda --ranks " + ranks));
+  refuses(place.program("env", std::string("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 ") + ORRERY_GPU_ON_STAND_IN + " rank" +
+                                   four_bits + "--set plan.data_parallel=1 --id-directory ."));
+}
+
 // As srun and torchrun start ranks: rank 0 prints the report.
 TEST_F(RunOverNcclOnStandIn, RanksThatAreStartedByHandReportThemselves) {
   const Workplace place;

@@ -210,5 +210,15 @@ TEST(Dtypes, Nvfp4TakesFourAndAHalfBits) {
   EXPECT_EQ(t.bytes(), 9) << "15 elements of half a byte, and a scale";
 }
 
+// Dettmers et al. 2023, arXiv 2305.14314, section 3: double quantisation leaves 0.127 bits of scales a parameter.
+TEST(Dtypes, Nf4TakesFourBitsAndScalesOfScales) {
+  EXPECT_EQ(bytes_of(Dtype::nf4, 0), 0);
+  EXPECT_EQ(bytes_of(Dtype::nf4, 64), 32 + 1 + 4);
+  EXPECT_EQ(bytes_of(Dtype::nf4, 65), 33 + 2 + 4);
+  EXPECT_EQ(bytes_of(Dtype::nf4, 64 * 256), 8192 + 256 + 4);
+  EXPECT_EQ(bytes_of(Dtype::nf4, 64 * 257), 8224 + 257 + 8);
+  EXPECT_NEAR(8.0 * static_cast<double>(bytes_of(Dtype::nf4, 4096 * 4096)) / (4096.0 * 4096), 4.127, 5e-4);
+}
+
 }  // namespace
 }  // namespace orrery

@@ -93,6 +93,7 @@ std::vector<unsigned char> stored(std::span<const float> values, Dtype dtype) {
         break;
       case Dtype::nvfp4:
       case Dtype::fp8_blocks:
+      case Dtype::nf4:
         throw std::logic_error(std::string("no kernel stores ") + name_of(dtype));
     }
   return bytes;
@@ -140,6 +141,7 @@ std::vector<float> numbers(std::span<const unsigned char> bytes, Dtype dtype) {
         break;
       case Dtype::nvfp4:
       case Dtype::fp8_blocks:
+      case Dtype::nf4:
         throw std::logic_error(std::string("no kernel stores ") + name_of(dtype));
     }
   }

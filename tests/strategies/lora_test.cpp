@@ -171,7 +171,8 @@ TEST(Lora, DividesAdaptersAsTheirMatrices) {
   // The frozen matrices divided by columns need no gathered input for a weight gradient.
   EXPECT_DOUBLE_EQ(crosses(layer.backward, layer) - crosses(dense.backward, dense),
                    (4 + 2) * of_rank - 2 * 2.0 * 2048 * kLlamaWidth);
-  // A parameter that every rank holds has gradients of the rank's own part of the sequence. They are summed once a step.
+  // A parameter that every rank holds has gradients of the rank's own part of the sequence. They are summed once a
+  // step.
   EXPECT_DOUBLE_EQ(crosses(layer.update, layer), 4.0 * kAdapterRank * 4 * kLlamaWidth + 4);
 }
 
@@ -205,6 +206,119 @@ TEST(Lora, ProductsOfAdaptersStayIn16Bits) {
       EXPECT_TRUE(layer.sets[2].frozen());
     }
   }
+}
+
+// Frozen matrices take 4.127 bits a parameter; norms and adapters are as before, and so is what the backward keeps.
+TEST(Lora, AQuantisedBaseIsKeptInFourBits) {
+  Scenario s = llama_with_adapters(kFourMatrices);
+  const Program wide = proven(s);
+  s.plan.lora.quantise_base = true;
+  const Program p = proven(s);
+  const Piece& layer = middle_layer(p);
+  ASSERT_EQ(layer.sets.size(), 3u);  // adapters, matrices, norms
+  EXPECT_FALSE(layer.sets[0].frozen());
+  EXPECT_EQ(layer.tensors[layer.sets[0].parameters].dtype, Dtype::bf16);
+  EXPECT_EQ(layer.tensors[layer.sets[1].parameters].dtype, Dtype::nf4);
+  EXPECT_EQ(layer.tensors[layer.sets[1].parameters].elements(), kLlamaMatrices);
+  EXPECT_EQ(layer.tensors[layer.sets[2].parameters].dtype, Dtype::bf16);
+  const PieceMemory m = piece_memory(layer, 1), before = piece_memory(middle_layer(wide), 1);
+  EXPECT_NEAR(m.resident.of(Place::device, Category::parameter) / kLlamaMatrices,
+              4.127 / 8 + 2 * (2 * kLlamaWidth + kOfAll) / kLlamaMatrices, 1e-4);
+  EXPECT_EQ(m.resident.of(Place::device, Category::optimizer_state),
+            before.resident.of(Place::device, Category::optimizer_state));
+  EXPECT_EQ(device_bytes(m.saved), device_bytes(before.saved)) << "no wide copy waits for the backward";
+  EXPECT_EQ(p.model.flops_per_step, wide.model.flops_per_step);
+  for (const char* outside : {"embedding", "head"})
+    for (const Tensor& t : piece_named(p, outside).tensors) EXPECT_NE(t.dtype, Dtype::nf4) << outside;
+}
+
+// Four matrices, each made wide before its product and before its input gradient.
+TEST(Lora, EachProductReadsACopyOfItsQuantisedMatrix) {
+  Scenario s = llama_with_adapters();
+  s.plan.lora.quantise_base = true;
+  s.plan.recompute.mode = activation_recompute::Mode::none;
+  const Program p = proven(s);
+  const Piece& layer = middle_layer(p);
+  for (const Block* block : {&layer.forward, &layer.backward}) {
+    double narrow = 0;
+    int casts = 0;
+    for (std::size_t i = 0; i < block->ops.size(); ++i) {
+      const Op& op = block->ops[i];
+      if (op.kind != OpKind::cast) continue;
+      const Tensor &from = layer.tensors[op.reads[0]], &to = layer.tensors[op.writes[0]];
+      ASSERT_EQ(from.dtype, Dtype::nf4);
+      EXPECT_EQ(to.dtype, Dtype::bf16);
+      EXPECT_EQ(to.category, Category::workspace);
+      EXPECT_FALSE(to.resident);
+      EXPECT_EQ(block->ops[i + 1].reads[1], op.writes[0]);
+      EXPECT_EQ(op.when, When::every_micro_batch);
+      narrow += static_cast<double>(from.elements());
+      ++casts;
+    }
+    EXPECT_EQ(casts, 4);
+    EXPECT_EQ(narrow, kLlamaMatrices);
+  }
+}
+
+// Under ZeRO-3 what is kept and gathered of a matrix has 4.127 bits, also where a stack keeps shards in fp32 and where
+// ZeRO++ gathers other weights in 8 bits.
+TEST(Lora, AQuantisedBaseIsGatheredInFourBits) {
+  using framework::Stack;
+  for (const auto& [stack, coded] :
+       {std::pair(Stack::megatron_core, false), std::pair(Stack::fsdp, false), std::pair(Stack::deepspeed, true)}) {
+    Scenario s = llama_with_adapters();
+    s.plan.framework.stack = stack;
+    s.plan.data.degree = 0;
+    s.plan.data.zero_stage = 3;
+    s.plan.lora.quantise_base = true;
+    s.plan.zeropp.quantised_weights = s.plan.zeropp.quantised_secondary = coded;
+    s.plan.zeropp.secondary = coded ? 4 : 0;
+    const Program p = proven(s);
+    const Piece& layer = middle_layer(p);
+    double matrices = 0, others = 0;
+    for (const Op& op : layer.forward.ops) {
+      EXPECT_FALSE(is_quantiser(op.kind) && layer.tensors[op.reads[0]].dtype == Dtype::nf4);
+      if (op.kind != OpKind::all_gather) continue;
+      (layer.tensors[op.reads[0]].dtype == Dtype::nf4 ? matrices : others) += bytes(op, layer.tensors);
+    }
+    EXPECT_NEAR(matrices / (4.127 / 8 * kLlamaMatrices), 1, 1e-3);
+    const double in_bf16 = 2 * (2 * kLlamaWidth + kOfQkv + kOfOutput);
+    EXPECT_TRUE(coded ? others < 0.6 * in_bf16 : std::abs(others / in_bf16 - 1) < 1e-3) << others / in_bf16;
+    const auto nf4 = std::ranges::find_if(
+        layer.sets, [&](const ParameterSet& set) { return layer.tensors[set.parameters].dtype == Dtype::nf4; });
+    ASSERT_NE(nf4, layer.sets.end());
+    EXPECT_EQ(layer.tensors[nf4->parameters].elements(), kLlamaMatrices / 8);
+    ASSERT_EQ(nf4->secondary != kNoTensor, coded);
+    EXPECT_EQ(layer.tensors[coded ? nf4->secondary : nf4->parameters].dtype, Dtype::nf4);
+  }
+}
+
+TEST(Lora, RoutersOfAQuantisedBaseStayAsTheyAre) {
+  Scenario s = llama_with_adapters();
+  s.model = read_model("mixtral-8x7b", {});
+  s.plan.lora.quantise_base = true;
+  const Program p = proven(s);
+  for (const Piece& piece : p.pieces)
+    for (const Tensor& t : piece.tensors) {
+      if (t.category != Category::parameter || t.find(Axis::experts) < 0) continue;
+      EXPECT_EQ(t.dtype == Dtype::nf4, t.rank > 2) << t.name;
+    }
+}
+
+TEST(Lora, RefusesWhatCannotBeQuantised) {
+  const auto refusal = [](auto change) {
+    Scenario s = llama_with_adapters();
+    s.plan.lora.quantise_base = true;
+    change(s);
+    return refusal_of(s);
+  };
+  EXPECT_EQ(refusal([](Scenario&) {}), "nothing");
+  for (const precision::Mix mix : {precision::Mix::fp16, precision::Mix::fp32})
+    EXPECT_EQ(refusal([&](Scenario& s) { s.plan.precision.mix = mix; }), "nothing");
+  EXPECT_THAT(refusal([](Scenario& s) { s.plan.precision.mix = precision::Mix::fp8; }),
+              HasSubstr("/plan/lora_quantize_base: found true, expected false with layers in fp8 or nvfp4"));
+  EXPECT_THAT(refusal([](Scenario& s) { s.plan.lora.rank = 0; }),
+              HasSubstr("/plan/lora_quantize_base: found true, expected false without lora_rank"));
 }
 
 TEST(Lora, RefusesWhatHasNoAdapter) {

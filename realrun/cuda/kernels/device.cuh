@@ -175,6 +175,7 @@ __device__ inline float load(const Any& from, std::int64_t i) {
       return static_cast<float>(static_cast<const std::int8_t*>(from.data)[i]);
     case Dtype::nvfp4:
     case Dtype::fp8_blocks:
+    case Dtype::nf4:
       break;
   }
   return 0;
@@ -210,6 +211,7 @@ __device__ inline void store(const Any& to, std::int64_t i, float value) {
       break;
     case Dtype::nvfp4:
     case Dtype::fp8_blocks:
+    case Dtype::nf4:
       break;
   }
 }
