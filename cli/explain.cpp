@@ -479,9 +479,9 @@ std::string explain_interval(const Simulation& simulation) {
       found->comparable, found->points, found->sources, found->most_devices, found->stack_half_width);
   if (found->origin_factor > 1) text += fmt::format(" x {:.3f} for borrowed curves", found->origin_factor);
   if (found->mixture_factor > 1) text += fmt::format(" x {:.3f} for mixtures of experts", found->mixture_factor);
-  if (found->unseen_mixture_half_width > 0)
+  if (found->rare_mixture_half_width > 0)
     text += fmt::format(", but at least {:.3f}, because few steps of mixtures were published on {} {}",
-                        found->unseen_mixture_half_width, of.stack,
+                        found->rare_mixture_half_width, of.stack,
                         of.network.empty() ? "within a node" : "over " + of.network);
   if (!of.device_seen)
     text += fmt::format(" x {:.3f}, no step of {} was measured", found->unseen_device_factor, device.name);

@@ -112,15 +112,16 @@ struct Execution {
   // In model order: piece by piece, then in the order of Piece::parameters. The table of a tied head is omitted.
   std::vector<WholeTensor> gradients;   // of the last step, trained parameters only, unscaled, before clipping
   std::vector<WholeTensor> parameters;  // after the last step
-  // If several ranks hold the same element: their largest difference, relative to the tensor's largest value. Of
-  // workers that train copies that differ (MeshAxis::worker) the first one's gradients and parameters are returned; its
-  // gradients are not compared with the others'.
+  // The largest difference between ranks that hold the same element, relative to the tensor's largest value. If workers
+  // train copies that differ (MeshAxis::worker), the first one's gradients and parameters are returned, and its gradients
+  // are not compared with the others'.
   double gradient_disagreement = 0, parameter_disagreement = 0;
 };
 
-// Throws InputError for models and plans that cannot be run. All functions below call it first.
+// Throws InputError for models and plans that cannot be run. execute(), execute_ranks() and execute_rank() call it.
 void check_runnable(const Scenario& scenario);
-// Throws InputError for tensors that no kernel of a GPU stores yet: blocks of numbers with a scale each.
+// Throws InputError for tensors that no kernel of a GPU stores yet: blocks of numbers with a scale each. execute_rank()
+// calls it; who calls execute_ranks() with GPUs calls it before.
 void check_gpus_store(const Program& program);
 
 // Consecutive steps of a run that have one Program. scenario.workload.step is the first of them.

@@ -219,7 +219,7 @@ std::string_view name_of(CurveOrigin origin) {
   return kNames[static_cast<std::size_t>(origin)];
 }
 
-bool StepIntervals::is_unseen_mixture(const IntervalClass& of) const {
+bool StepIntervals::is_rare_mixture(const IntervalClass& of) const {
   const auto stack = stacks.find(of.stack);
   return of.mixture && (stack == stacks.end() || !stack->second.mixture_networks.contains(of.network));
 }
@@ -252,15 +252,15 @@ std::optional<StepInterval> step_interval(const StepIntervals& intervals, const 
   interval.most_devices = of_stack.most_devices;
   interval.points = of_stack.points;
   interval.sources = of_stack.sources;
-  if (const StepIntervals::UnseenMixtures& unseen = intervals.unseen_mixtures;
-      intervals.is_unseen_mixture(of) && unseen.points > 0) {
-    interval.unseen_mixture_half_width = unseen.half_width;
+  if (const StepIntervals::RareMixtures& unseen = intervals.rare_mixtures;
+      intervals.is_rare_mixture(of) && unseen.points > 0) {
+    interval.rare_mixture_half_width = unseen.half_width;
     interval.comparable += ", few published there";
     interval.points = unseen.points;
     interval.sources = unseen.sources;
   }
   const double half_width = std::max(interval.stack_half_width * interval.origin_factor * interval.mixture_factor,
-                                     interval.unseen_mixture_half_width) *
+                                     interval.rare_mixture_half_width) *
                                 interval.unseen_device_factor +
                             interval.beyond_half_width;
   interval.low = std::exp(-half_width);
@@ -282,8 +282,8 @@ std::optional<StepInterval> step_interval(const IntervalClass& of) {
       read.origin_factor[i] = json.at("origin_factor").at(name_of(static_cast<CurveOrigin>(i)));
     read.mixture_factor = json.at("mixture_factor");
     read.unseen_device_factor = json.at("unseen_device_factor");
-    const Json& unseen = json.at("unseen_mixtures");
-    read.unseen_mixtures = {
+    const Json& unseen = json.at("rare_mixtures");
+    read.rare_mixtures = {
         .half_width = unseen.at("half_width"), .points = unseen.at("points"), .sources = unseen.at("sources")};
     return read;
   }();

@@ -28,8 +28,8 @@ struct StackCalibration {
 };
 
 // The largest factor by which the slowdown of `device` may exceed that of `other`, such that `device` still multiplies
-// and attends at least as fast. It is the smallest ratio of the two devices' speeds by kernels alone. REQUIRES:
-// is_no_slower(device, other) (sim/hardware/cluster.h).
+// and attends at least as fast: the smallest ratio of their kernels' rates per multiprocessor, or 1 if that is less.
+// REQUIRES: is_no_slower(device, other) (sim/hardware/cluster.h).
 double allowed_slowdown(const Device& device, const Device& other);
 
 struct StepCalibration {
@@ -42,9 +42,11 @@ struct StepCalibration {
   double collective_host_ops = 1, update_host_ops = 1, expert_host_ops = 1;
   std::map<std::string, StackCalibration> stacks;  // a stack without an entry gets no correction
 
-  // Time of matrix products and attention on the device in a step, over the time by its curves. A device without
-  // measured steps gets other_devices_slowdown, but at most the slowdown of any measured device that is no faster than
-  // it (sim/hardware/cluster.h), and at least that of any that is no slower.
+  // Returns the time of matrix products and attention on the device in a step over the time by its curves; at least 1.
+  // A device without measured steps gets other_devices_slowdown. For each measured device of the presets that it is no
+  // slower than (sim/hardware/cluster.h), it gets at most that device's slowdown times allowed_slowdown(); for each that
+  // is no slower, at least that device's slowdown over allowed_slowdown(). A name that is no preset's gets
+  // other_devices_slowdown.
   double slowdown_of(const std::string& device) const;
 
   // Changes nothing for a stack without an entry.
@@ -58,13 +60,13 @@ StepCalibration read_step_calibration(const nlohmann::json& json, const InputErr
 nlohmann::ordered_json to_json(const StepCalibration& calibration);
 
 // The calibration of results/calibration/steps.json, fitted on all published steps; and the one of steps_left_out.json,
-// fitted on all steps except those of one source (the name of its file in results/published/steps). A source that the
-// file does not name was never used in a fit.
+// fitted on all steps except those of one source (the name of its file in results/published/steps). No fit has used a
+// source that the file does not name: for it the second returns step_calibration().
 const StepCalibration& step_calibration();
 const StepCalibration& step_calibration_without(const std::string& source);
 
-// The device whose kernels a device's curves were measured on. Curves also count as borrowed if products of less than
-// 16 bits use the curve of another type, or if attention uses the curve of another architecture.
+// Says on whose kernels a device's curves were measured. `same_vendor` are also curves of which products of less than 16
+// bits use the curve of another type, or attention uses the curve of another architecture.
 enum class CurveOrigin : std::uint8_t { own, same_vendor, other_vendor };
 inline constexpr std::size_t kCurveOrigins = 3;
 CurveOrigin curve_origin(const Device& device, const Calibration& kernels, Dtype products);
@@ -89,18 +91,18 @@ struct StepIntervals {
     // Networks (IntervalClass::network) over which enough steps of mixtures were published.
     std::set<std::string> mixture_networks;
   };
-  // Mixtures of experts on stacks or networks over which too few of them were published.
-  struct UnseenMixtures {
+  // Mixtures of experts on a stack or over a network where too few of them were published.
+  struct RareMixtures {
     double half_width = 0;
     std::int64_t points = 0, sources = 0;
   };
   std::map<std::string, Stack> stacks;  // stacks with enough published steps
   std::array<double, kCurveOrigins> origin_factor{1, 1, 1};
   double mixture_factor = 1;        // for models with experts
-  double unseen_device_factor = 1;  // for devices whose kernels were measured, but no step
-  UnseenMixtures unseen_mixtures;
+  double unseen_device_factor = 1;  // for devices without a published step
+  RareMixtures rare_mixtures;
 
-  bool is_unseen_mixture(const IntervalClass& of) const;
+  bool is_rare_mixture(const IntervalClass& of) const;
 };
 
 // An interval around a prediction, as factors of the predicted time.
@@ -108,18 +110,19 @@ struct StepInterval {
   double low = 1, high = 1;
   std::string comparable;  // words that say whose errors these are
   std::int64_t points = 0, sources = 0;
-  // Half width in logarithms: max(stack_half_width * origin_factor * mixture_factor, unseen_mixture_half_width) *
-  // unseen_device_factor + beyond_half_width. unseen_mixture_half_width is 0 unless StepIntervals::is_unseen_mixture().
+  // Half width in logarithms: max(stack_half_width * origin_factor * mixture_factor, rare_mixture_half_width) *
+  // unseen_device_factor + beyond_half_width. rare_mixture_half_width is 0 unless StepIntervals::is_rare_mixture().
   // beyond_half_width is 0 up to most_devices, the largest number of devices in a published step of the stack.
-  double stack_half_width = 0, origin_factor = 1, mixture_factor = 1, unseen_mixture_half_width = 0,
+  double stack_half_width = 0, origin_factor = 1, mixture_factor = 1, rare_mixture_half_width = 0,
          unseen_device_factor = 1, beyond_half_width = 0;
   std::int64_t most_devices = 0;
 };
 // Returns the interval that steps.json gives for a class of steps. It widens with each doubling beyond the most devices
 // in the stack's published steps (results/calibration/scale.json). A stack with too few published steps gets the widest
-// interval of all stacks; one with none gets {}. An interval is never narrower where less is known.
+// interval of all stacks; one without an entry in step_calibration() gets {}. An interval is never narrower where less
+// is known.
 std::optional<StepInterval> step_interval(const IntervalClass& of);
-// The same from other intervals than those of steps.json.
+// The same from other intervals than those of steps.json, for any stack; {} if `intervals` has none.
 std::optional<StepInterval> step_interval(const StepIntervals& intervals, const IntervalClass& of);
 
 // The time that a step loses because many devices take part, beyond its collectives. Numbers and sources:

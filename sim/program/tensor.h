@@ -33,20 +33,22 @@ class TableIndex {
   std::uint8_t behind_ = 0;
 };
 
-// fp8 is e4m3 (OCP Microscaling Formats 1.0); nvfp4 is e2m1 with a scale in e4m3 for each block of 16 elements (NVIDIA
-// 2025, arXiv 2509.25149, section 2); int4, int8 and sign are codes of 4, 8 and 1 bits: those that travel have their
-// scales in another tensor (OpKind::quantise), those of quantised optimizer states have none that are modelled;
-// fp8_blocks is e4m3 with a scale in fp32 for each block of 128 elements (DeepSeek-V3, arXiv 2412.19437, section
-// 3.3.2); nf4 has 16 quantiles of the normal distribution, a scale in 8 bits for each block of 64 elements, and a scale
-// in fp32 for each 256 of these scales (QLoRA, arXiv 2305.14314, section 3: 4.127 bits an element).
+// The dtypes whose names do not say what they are:
+//   fp8         e4m3 (OCP Microscaling Formats 1.0)
+//   nvfp4       e2m1; a scale in e4m3 for each 16 elements (NVIDIA 2025, arXiv 2509.25149, section 2)
+//   fp8_blocks  e4m3; a scale in fp32 for each 128 elements (DeepSeek-V3, arXiv 2412.19437, section 3.3.2)
+//   nf4         codes of 4 bits; a scale in 8 bits for each 64 elements, and a scale in fp32 for each 256 of these scales
+//               (QLoRA, arXiv 2305.14314, section 3)
+//   int4, int8, sign   codes of 4, 8 and 1 bits. Codes that travel have their scales in another tensor
+//               (OpKind::quantise); scales of quantised optimizer states are not modelled.
 enum class Dtype : std::uint8_t { fp32, fp16, bf16, fp8, nvfp4, int64, int32, uint8, int4, fp8_blocks, int8, sign, nf4 };
 inline constexpr int kDtypes = 13;
 
 // Bits of one element, without its block's scale. At namespace scope: a local array would be built in each call.
 inline constexpr std::array<std::uint8_t, kDtypes> kBits{32, 16, 16, 8, 4, 64, 32, 8, 4, 8, 8, 1, 4};
 constexpr std::int64_t bits_of(Dtype dtype) { return kBits[static_cast<std::size_t>(dtype)]; }
-// Returns how many elements share a scale that is stored beside them; 0: there is no scale. A scale of the whole tensor
-// (fp8 has one) is not counted.
+// Returns how many elements share a scale that is stored beside them; 0: there is no scale. The scale of a whole tensor
+// (fp8 has one) does not count.
 constexpr std::int64_t block_of(Dtype dtype) {
   return dtype == Dtype::nvfp4 ? 16 : dtype == Dtype::nf4 ? 64 : dtype == Dtype::fp8_blocks ? 128 : 0;
 }

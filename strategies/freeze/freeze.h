@@ -15,8 +15,8 @@ namespace orrery::freeze {
 using IsFrozen = std::function<bool(std::size_t number, const Piece& piece, TensorId parameter)>;
 
 // Takes the gradients from frozen parameters, and from the backward what only these needed. Frozen parameters of a
-// piece get parameter sets of their own. Program::model loses the FLOPs that are spared. To be called before anything
-// else rewrites the backward.
+// piece get parameter sets of their own. Program::model loses the FLOPs that are spared. REQUIRES: no pass but those
+// that add trained parameters has rewritten the backward.
 void freeze(const Scenario& scenario, const IsFrozen& is_frozen, Program& program);
 
 // Returns for each layer of the model whether its plan freezes it.
@@ -29,7 +29,7 @@ struct Frozen {
   bool head = false;         // all that follows the last layer
 };
 // Throws InputError unless gradients cross every border between model chunks and, if they are clipped, every stage has
-// a norm. `field`, `cure`: the field of the plan that leaves the first chunk without a backward, and what is expected
+// trained parameters to take a norm of. `field`, `cure`: the field of the plan that leaves the first chunk without a backward, and what is expected
 // of it: "false, or a trained layer in".
 void check_pipeline(const Scenario& scenario, const Frozen& frozen, std::string_view field, const std::string& cure);
 

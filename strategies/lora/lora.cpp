@@ -65,7 +65,7 @@ class Adapters {
   }
 
  private:
-  // Returns the number of ops behind the product.
+  // Returns the number of ops that it has inserted behind the product.
   std::size_t add(const Matrix& matrix, const Op& product, std::size_t at) {
     const TensorId x = product.reads[0], y = product.writes[0];
     const TensorId own = clone_tensor(piece_, y);
@@ -107,7 +107,8 @@ class Adapters {
   struct Adapter {
     TensorId in, mask, narrow, down, up;
   };
-  // Before the product's own input gradient, as autograd does, which begins with what ran last.
+  // Inserts the adapter's backward before the product's own input gradient. Autograd does so, because it begins with
+  // what ran last.
   void reverse(const Op& product, int inner, const Adapter& of) {
     std::vector<Op>& ops = piece_.backward.ops;
     const auto at = std::ranges::find_if(
@@ -139,7 +140,7 @@ class Adapters {
     ops.insert(behind - 1, before.begin(), before.end());
   }
 
-  // A product like that of the frozen matrix, which quantisers and fused modules leave alone.
+  // Returns a product that runs as that of the frozen matrix does, but is left alone by quantisers and fused modules.
   Op like(const Op& product, OpKind kind, const char* name, Phase phase, int inner_dims,
           std::initializer_list<TensorId> reads, TensorId write) const {
     Op op = computation(kind, name, phase, reads, {write});

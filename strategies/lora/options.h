@@ -49,7 +49,7 @@ struct Options {
             "matrices with an adapter, by Megatron's or Hugging Face's names; none: linear_qkv and linear_proj",
             Scope::layer);
     v.field("lora_quantize_base", quantise_base,
-            "keep the layers' frozen matrices in NF4 alone (QLoRA; load_in_4bit of Hugging Face)");
+            "QLoRA: keep the layers' frozen matrices in NF4 alone, with double quantisation");
   }
 };
 

@@ -17,6 +17,7 @@ struct Options {
   Mix mix = Mix::bf16;
   GradientDtype gradients = GradientDtype::automatic;
   double loss_scale = 65536;
+  bool fp8_activation_inputs = false;
 
   // Returns the dtype of parameters and activations.
   Dtype storage() const;
@@ -32,6 +33,8 @@ struct Options {
             "dtype in which gradients are accumulated and reduced; automatic: the framework's, else fp32");
     v.field("loss_scale", loss_scale, positive(),
             "fp16: factor by which the loss is multiplied and gradients are divided");
+    v.field("activation_func_fp8_input_store", fp8_activation_inputs,
+            "keep the input of the MLP's SwiGLU in fp8 for the backward", Scope::layer);
   }
 };
 

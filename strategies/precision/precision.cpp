@@ -178,6 +178,27 @@ class Quantiser {
   std::vector<Op> out_;
 };
 
+// The input of the MLP's activation function waits for the backward in fp8, where it is cast back (Megatron-LM,
+// megatron/core/fusions/fused_bias_swiglu.py, fp8_input_store).
+void store_activation_inputs_in_fp8(Piece& piece) {
+  std::vector<Op> forward;
+  for (const Op& op : piece.forward.ops) {
+    forward.push_back(op);
+    if (op.kind != OpKind::activation) continue;
+    const TensorId x = op.reads[0];
+    const auto reader = std::ranges::find_if(
+        piece.backward.ops, [&](const Op& b) { return b.kind == OpKind::activation_backward && b.reads[1] == x; });
+    if (reader == piece.backward.ops.end()) continue;
+    const TensorId kept = clone_tensor(piece, x, "activation_input", Category::activation, Dtype::fp8),
+                   wide = clone_tensor(piece, x, "activation_input", Category::workspace, piece.tensors[x].dtype);
+    forward.push_back(computation(OpKind::cast, "store_activation_input", Phase::forward, {x}, {kept}));
+    reader->reads[1] = wide;
+    piece.backward.ops.insert(
+        reader, computation(OpKind::cast, "load_activation_input", Phase::input_gradient, {kept}, {wide}));
+  }
+  piece.forward.ops = std::move(forward);
+}
+
 void check(const Scenario& scenario) {
   const Device& device = scenario.cluster.device;
   const auto has = [&](Dtype dtype) { return device.peak_flops_per_second[static_cast<std::size_t>(dtype)] > 0; };
@@ -198,6 +219,7 @@ void check(const Scenario& scenario) {
 }
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
+  if (plan.precision.fp8_activation_inputs && is_layer(piece)) store_activation_inputs_in_fp8(piece);
   const Dtype products = plan.precision.compute();
   if (products == plan.precision.storage() || !is_layer(piece)) return;
   const data_parallel::Sharding sharding = data_parallel::sharding_of(scenario, plan, program);
@@ -227,6 +249,10 @@ void rewrite(const Scenario& scenario, Program& program) {
           static_cast<std::uint16_t>(std::find(families.begin(), families.end(), families[p]) - families.begin());
 }
 
+constexpr FieldRule kExcludes[]{
+    keep({"activation_func_fp8_input_store"}, "unless the model's activation function is swiglu",
+         [](const AskedOf& a) { return a.model.activation != ActivationFunction::swiglu; })};
+
 void check_runnable(const Scenario& scenario) {
   for_each_plan(scenario, [](const Plan& plan, const std::string& at) {
     if (plan.precision.mix == Mix::nvfp4)
@@ -240,6 +266,7 @@ Strategy describe() {
   return {.name = "precision",
           .summary = "bf16, fp16, fp32, fp8 and nvfp4 mixes",
           .paper = "Micikevicius et al. 2017, arXiv 1710.03740",
+          .excludes = kExcludes,
           .check = check,
           .rewrite = rewrite,
           .rewrite_piece = rewrite_piece,

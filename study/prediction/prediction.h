@@ -18,7 +18,7 @@
 
 namespace orrery {
 
-// The pointers point into the Calibrator, and stay valid until its next use.
+// The pointers point into the Calibrator, and stay valid until the next call of one of its functions.
 struct Prepared {
   Scenario scenario;  // its cluster with the user's measurements applied
   const Program* program = nullptr;
@@ -41,9 +41,11 @@ class Calibrator {
   // with this many ranks on one host. Throws InputError.
   Prepared prepare(Scenario scenario, std::optional<std::int64_t> executor_ranks = std::nullopt);
 
-  // The parts of prepare(), for jobs that share a cluster. All throw InputError.
-  // kernels(): the calibration of the cluster's device: the user's, if there is one. On a CPU, each rank of a node gets
-  // its share of a hardware thread. Applies the user's measurements to `cluster`.
+  // The parts of prepare(), for jobs that share a cluster. All throw InputError for a scenario or measurements that
+  // cannot be predicted from.
+  // kernels() returns the calibration of the cluster's device: the user's, if there is one. It applies the user's
+  // measurements to `cluster`. On a CPU it divides the device's rates among the ranks that share a hardware thread; call
+  // it once for a cluster.
   const Calibration& kernels(Cluster& cluster, const Scenario& scenario);
   void lower(const Scenario& scenario, Program& program) const;
   const CollectiveCalibration& collectives(const Cluster& cluster, std::span<const std::string> stacks);

@@ -370,9 +370,9 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
   for (std::size_t i = 0; i < kCurveOrigins; ++i)
     intervals["origin_factor"][std::string(name_of(static_cast<CurveOrigin>(i)))] = rounded(found.origin_factor[i]);
   intervals["mixture_factor"] = rounded(found.mixture_factor);
-  intervals["unseen_mixtures"] = {{"half_width", rounded(found.unseen_mixtures.half_width)},
-                                  {"points", found.unseen_mixtures.points},
-                                  {"sources", found.unseen_mixtures.sources}};
+  intervals["rare_mixtures"] = {{"half_width", rounded(found.rare_mixtures.half_width)},
+                                {"points", found.rare_mixtures.points},
+                                {"sources", found.rare_mixtures.sources}};
   intervals["unseen_device_factor"] = rounded(unseen_device_factor(of_unseen_devices, found));
   return {fitted.dump(1) + "\n", left_out.dump(1) + "\n"};
 }

@@ -14,7 +14,7 @@ struct Error {
   double weight = 0;
   std::string stack;
   std::size_t origin = 0;
-  bool mixture = false, unseen_mixture = false;
+  bool mixture = false, rare_mixture = false;
   std::string source;
 };
 
@@ -106,18 +106,18 @@ std::map<std::string, std::set<std::string>> mixture_networks(std::span<const Pr
   return networks;
 }
 
-bool is_unseen_mixture(const PredictedPoint& p, const std::map<std::string, std::set<std::string>>& networks) {
+bool is_rare_mixture(const PredictedPoint& p, const std::map<std::string, std::set<std::string>>& networks) {
   const auto known = networks.find(p.framework);
   return p.mixture && (known == networks.end() || !known->second.contains(p.network));
 }
 
-Error error_of(const PredictedPoint& p, double weight, bool unseen_mixture) {
+Error error_of(const PredictedPoint& p, double weight, bool rare_mixture) {
   return {.size = std::abs(std::log(p.point->value / p.predicted)),
           .weight = weight,
           .stack = p.framework,
           .origin = static_cast<std::size_t>(p.curves),
           .mixture = p.mixture,
-          .unseen_mixture = unseen_mixture,
+          .rare_mixture = rare_mixture,
           .source = p.source->name};
 }
 
@@ -127,18 +127,18 @@ std::vector<Error> errors_of(std::span<const PredictedPoint> points, const std::
   std::vector<Error> errors;
   for (const PredictedPoint& p : points)
     if (counts(p) && is_of(p, of))
-      errors.push_back(error_of(p, weights.at(p.source->name), is_unseen_mixture(p, networks)));
+      errors.push_back(error_of(p, weights.at(p.source->name), is_rare_mixture(p, networks)));
   return errors;
 }
 
 // Those of unseen mixtures: also of points that are not fitted, unless they are doubtful.
-std::vector<Error> errors_of_unseen_mixtures(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
+std::vector<Error> errors_of_rare_mixtures(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
   const auto networks = mixture_networks(points, of);
   std::vector<Error> errors;
   std::map<std::string, double> of_source;
   for (const PredictedPoint& p : points) {
     if (!p.is_predicted() || !p.is_measured() || p.point->quantity != Quantity::step_seconds || !is_of(p, of)) continue;
-    if (p.point->quality == "C" || !is_unseen_mixture(p, networks)) continue;
+    if (p.point->quality == "C" || !is_rare_mixture(p, networks)) continue;
     ++of_source[p.source->name];
     errors.push_back(error_of(p, 1, true));
   }
@@ -146,7 +146,7 @@ std::vector<Error> errors_of_unseen_mixtures(std::span<const PredictedPoint> poi
   return errors;
 }
 
-double unseen_mixture_half_width(const std::vector<Error>& errors, const std::string& without) {
+double rare_mixture_half_width(const std::vector<Error>& errors, const std::string& without) {
   return weighted_quantile(errors, kIntervalShare, [&](const Error& e) { return e.source == without ? -1 : e.size; });
 }
 
@@ -166,11 +166,11 @@ std::vector<Error> unseen_errors(std::vector<Error> errors) {
 // `wider`: their widths.
 double mixture_factor(const std::vector<Error>& unseen, const Widths& wider) {
   return std::max(1.0, weighted_quantile(unseen, kIntervalShare, [&](const Error& e) {
-                    return e.mixture && !e.unseen_mixture ? e.size / wider.of(e) : -1;
+                    return e.mixture && !e.rare_mixture ? e.size / wider.of(e) : -1;
                   }));
 }
 
-// `models`: kDense, kMixtures or kUnseenMixtures.
+// `models`: kDense, kMixtures or kRareMixtures.
 void count(const std::string& stack, CurveOrigin origin, const char* models, double weight, bool inside,
            CoverageOfGroups& coverage) {
   for (const std::string& group :
@@ -179,8 +179,8 @@ void count(const std::string& stack, CurveOrigin origin, const char* models, dou
     if (inside) coverage[group].inside += weight;
   }
 }
-const char* models_of(bool mixture, bool unseen_mixture) {
-  return unseen_mixture ? kUnseenMixtures : mixture ? kMixtures : kDense;
+const char* models_of(bool mixture, bool rare_mixture) {
+  return rare_mixture ? kRareMixtures : mixture ? kMixtures : kDense;
 }
 
 }  // namespace
@@ -222,12 +222,12 @@ StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::
     intervals.origin_factor[origin] =
         std::max(widths.origins[origin] * wider.origins[origin], origin > 1 ? intervals.origin_factor[origin - 1] : 0);
   intervals.mixture_factor = mixture_factor(unseen, wider);
-  const std::vector<Error> unseen_mixtures = errors_of_unseen_mixtures(points, of);
+  const std::vector<Error> rare_mixtures = errors_of_rare_mixtures(points, of);
   std::set<std::string> sources;
-  for (const Error& e : unseen_mixtures) sources.insert(e.source);
-  intervals.unseen_mixtures = {.half_width = unseen_mixture_half_width(unseen_mixtures, ""),
-                               .points = static_cast<std::int64_t>(unseen_mixtures.size()),
-                               .sources = static_cast<std::int64_t>(sources.size())};
+  for (const Error& e : rare_mixtures) sources.insert(e.source);
+  intervals.rare_mixtures = {.half_width = rare_mixture_half_width(rare_mixtures, ""),
+                             .points = static_cast<std::int64_t>(rare_mixtures.size()),
+                             .sources = static_cast<std::int64_t>(sources.size())};
   return intervals;
 }
 
@@ -254,8 +254,7 @@ CoverageOfGroups interval_coverage(std::span<const PredictedPoint> points, const
     const std::optional<StepInterval> interval = step_interval(intervals, of_point);
     if (!interval) continue;
     const double ratio = p.point->value / p.predicted;
-    count(p.framework, p.curves, models_of(p.mixture, intervals.is_unseen_mixture(of_point)),
-          weights.at(p.source->name),
+    count(p.framework, p.curves, models_of(p.mixture, intervals.is_rare_mixture(of_point)), weights.at(p.source->name),
           ratio >= interval->low * (1 - kRounding) && ratio <= interval->high * (1 + kRounding), coverage);
   }
   return coverage;
@@ -267,13 +266,13 @@ CoverageOfGroups unseen_coverage(std::span<const PredictedPoint> points) {
   const double of_mixtures = mixture_factor(unseen, wider);
   CoverageOfGroups coverage;
   for (const Error& e : unseen)
-    if (!e.unseen_mixture)
+    if (!e.rare_mixture)
       count(e.stack, static_cast<CurveOrigin>(e.origin), models_of(e.mixture, false), e.weight,
             e.size <= wider.of(e) * (e.mixture ? of_mixtures : 1) * (1 + kRounding), coverage);
-  const std::vector<Error> unseen_mixtures = errors_of_unseen_mixtures(points, {});
-  for (const Error& e : unseen_mixtures)
-    count(e.stack, static_cast<CurveOrigin>(e.origin), kUnseenMixtures, e.weight,
-          e.size <= unseen_mixture_half_width(unseen_mixtures, e.source) * (1 + kRounding), coverage);
+  const std::vector<Error> rare_mixtures = errors_of_rare_mixtures(points, {});
+  for (const Error& e : rare_mixtures)
+    count(e.stack, static_cast<CurveOrigin>(e.origin), kRareMixtures, e.weight,
+          e.size <= rare_mixture_half_width(rare_mixtures, e.source) * (1 + kRounding), coverage);
   return coverage;
 }
 
@@ -284,7 +283,7 @@ CoverageOfGroups plain_coverage(std::span<const PredictedPoint> points) {
     const std::optional<StepInterval> interval = step_interval(p.interval_class());
     if (!interval) continue;
     const double ratio = p.point->value / p.predicted;
-    count(p.framework, p.curves, models_of(p.mixture, interval->unseen_mixture_half_width > 0), 1,
+    count(p.framework, p.curves, models_of(p.mixture, interval->rare_mixture_half_width > 0), 1,
           ratio >= interval->low && ratio <= interval->high, coverage);
   }
   return coverage;

@@ -24,10 +24,11 @@ inline constexpr std::int64_t kLeastPoints = 10, kLeastSources = 2;
 
 // Half widths and factors such that kIntervalShare of the weighted points of every stack, of every origin and of
 // mixtures of experts lie within, when each source is tested against the intervals from the other sources: errors
-// differ more between sources than within one. Mixtures on stacks or networks without enough of them have too few
-// sources for that; their half width is the one within which kIntervalShare of their points lie. `points`: predicted by
-// calibrations that have not seen them (Seen::others). Points that are not fitted are ignored, unless they are of such
-// mixtures and not doubtful. `of`: the sources to derive intervals from; empty: all.
+// differ more between sources than within one. Mixtures where few were published (StepIntervals::RareMixtures) have too
+// few sources for that; their half width is the one within which kIntervalShare of their points lie. `points`:
+// predicted by calibrations that have not seen them (Seen::others). Points that are composed or not fitted are ignored;
+// those of rare mixtures count though they are not fitted, unless they are doubtful (quality C). `of`: the sources to
+// derive intervals from; empty: all.
 StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::set<std::string>& of = {});
 
 // Computes StepIntervals::unseen_device_factor: the smallest factor >= 1 on the widths of `intervals` with which they
@@ -38,22 +39,24 @@ double unseen_device_factor(std::span<const PredictedPoint> points, const StepIn
 // How many points are in a group, and how many of them lie inside their intervals, each with its weight.
 struct Coverage {
   double points = 0, inside = 0;
+  // REQUIRES: points > 0.
   double share() const { return inside / points; }
 };
 // By group: of all points, by stack ("megatron-core"), by origin ("curves: own"), and of models with or without
-// experts. Unseen mixtures are no part of kMixtures.
+// experts. Rare mixtures are no part of kMixtures.
 using CoverageOfGroups = std::map<std::string, Coverage>;
 inline constexpr const char* kAllSteps = "all";
 inline constexpr const char* kDense = "models: dense";
 inline constexpr const char* kMixtures = "models: mixtures of experts";
-inline constexpr const char* kUnseenMixtures = "models: mixtures on stacks or networks without published ones";
+inline constexpr const char* kRareMixtures = "models: mixtures where few were published";
 
-// Returns the coverage of fitted points. `of`: the sources whose points are tested; empty: all.
+// Returns the coverage of fitted points that are not composed, as if steps of every device had been published. `of`:
+// the sources whose points are tested; empty: all.
 CoverageOfGroups interval_coverage(std::span<const PredictedPoint> points, const StepIntervals& intervals,
                                    const std::set<std::string>& of = {});
 
 // The same if each source is tested against the widths from the other sources, multiplied by the factors of
-// step_intervals(): the coverage to expect for an unseen source. The widths of unseen mixtures have no such factor.
+// step_intervals(): the coverage to expect for an unseen source. The widths of rare mixtures have no such factor.
 CoverageOfGroups unseen_coverage(std::span<const PredictedPoint> points);
 
 // Returns the coverage of all predicted steps that were measured, also of those that are not fitted, by the intervals

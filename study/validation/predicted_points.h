@@ -29,8 +29,9 @@ struct PredictedPoint {
   TimeBreakdown time;  // of the bounding stage
 
   bool is_predicted() const { return not_predicted.empty(); }
-  // Whether the source's numbers were measured (not composed). Statistics over several sources use only these.
+  // Returns whether the source's numbers were measured (not composed). Statistics over several sources use only these.
   bool is_measured() const { return source->composed.empty(); }
+  // REQUIRES: is_predicted().
   double error() const { return predicted / point->value - 1; }
   IntervalClass interval_class() const;
 };
@@ -52,7 +53,8 @@ struct ValidationFilter {
 enum class Seen : std::uint8_t { others, all, none };
 inline constexpr std::array<std::string_view, 3> kSeenNames{"others", "all", "none"};
 
-// In the order of the sources and their points.
+// In the order of the sources and their points. Points of a layer or its attention never use a step calibration. The
+// simulator uses the bundled one afterwards.
 std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Simulator& simulator,
                                               Seen seen = Seen::all);
 // The same by other step calibrations than the bundled ones. `calibration_of`: that of a source's points; it outlives

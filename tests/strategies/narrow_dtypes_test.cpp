@@ -520,6 +520,31 @@ TEST(ParamGather, ComposesWithEveryLayout) {
 }
 
 // DeepSpeed runtime/engine.py, get_data_types; BLOOM's bf16 optimizer adds up in fp32.
+// Megatron-LM's --activation-func-fp8-input-store: of two halves of the MLP's inner width a token keeps one byte each
+// in place of two. What is stored is cast once each way.
+TEST(ActivationInputs, InFp8TakeHalfTheBytesUntilTheBackward) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+  s.workload = {2048, 0, 8};
+  const auto saved = [](const Program& p) { return device_bytes(piece_memory(running_layer(p), 1).saved); };
+  for (const precision::Mix mix : {precision::Mix::bf16, precision::Mix::fp8}) {
+    s.plan.precision.mix = mix;
+    s.plan.precision.fp8_activation_inputs = false;
+    const Program wide = proven(s);
+    s.plan.precision.fp8_activation_inputs = true;
+    const Program p = proven(s);
+    const double elements = 2.0 * static_cast<double>(s.model.ffn) * static_cast<double>(s.workload.sequence_length);
+    EXPECT_EQ(saved(wide) - saved(p), elements);
+    int casts = 0;
+    for (const Block* block : {&running_layer(p).forward, &running_layer(p).backward})
+      for (const Op& op : block->ops)
+        casts += op.kind == OpKind::cast && std::string_view(op.name).ends_with("_activation_input");
+    EXPECT_EQ(casts, 2);
+  }
+  s.model.activation = ActivationFunction::gelu;
+  EXPECT_THAT(refusal(s), HasSubstr("/plan/activation_func_fp8_input_store: found true, expected false unless the "
+                                    "model's activation function is swiglu"));
+}
+
 TEST(GradientDtypes, AreTheStacksUnlessThePlanSaysSo) {
   using framework::Stack;
   using precision::GradientDtype;

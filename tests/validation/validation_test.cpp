@@ -524,9 +524,9 @@ TEST(Intervals, AreThoseOfTheCalibrationFile) {
         constexpr double kRounding = 1e-3;
         EXPECT_NEAR(kept->low, expected->low, kRounding) << name;
         EXPECT_NEAR(kept->high / expected->high, 1, kRounding) << name;
-        const bool unseen = found.is_unseen_mixture(of);
-        EXPECT_EQ(kept->points, unseen ? found.unseen_mixtures.points : stack.points) << name;
-        EXPECT_EQ(kept->sources, unseen ? found.unseen_mixtures.sources : stack.sources) << name;
+        const bool unseen = found.is_rare_mixture(of);
+        EXPECT_EQ(kept->points, unseen ? found.rare_mixtures.points : stack.points) << name;
+        EXPECT_EQ(kept->sources, unseen ? found.rare_mixtures.sources : stack.sources) << name;
       }
   EXPECT_FALSE(step_interval({.stack = "orrery"}).has_value());
 }
@@ -680,9 +680,9 @@ TEST(Intervals, OfMixturesWhereFewWerePublishedRestOnStepsThatNoFitHasSeen) {
   const StepIntervals intervals = step_intervals(made.points());
   EXPECT_EQ(intervals.stacks.at("megatron-core").mixture_networks, std::set<std::string>{"InfiniBand"});
   EXPECT_TRUE(intervals.stacks.at("fsdp").mixture_networks.empty());
-  EXPECT_EQ(intervals.unseen_mixtures.points, 30);
-  EXPECT_EQ(intervals.unseen_mixtures.sources, 3);
-  EXPECT_NEAR(intervals.unseen_mixtures.half_width, 0.35, 1e-12);  // 24 of 30
+  EXPECT_EQ(intervals.rare_mixtures.points, 30);
+  EXPECT_EQ(intervals.rare_mixtures.sources, 3);
+  EXPECT_NEAR(intervals.rare_mixtures.half_width, 0.35, 1e-12);  // 24 of 30
   const auto of = [&](const char* stack, bool mixture, const char* network, bool seen = true) {
     return *step_interval(intervals,
                           {.stack = stack, .devices = 64, .device_seen = seen, .mixture = mixture, .network = network});

@@ -23,25 +23,26 @@ inline constexpr auto kComputeStream = static_cast<std::size_t>(Stream::compute)
 inline constexpr int kHostCause = kStreams;   // the cause of a wait for the host
 inline constexpr int kController = kStreams;  // as a waiter: the process of the compute stream
 
-// One run of a node of a block in a line.
+// A node of a block (an op, or ops that run as one) in one instance of the block in a line.
 struct Work {
   const ClockNode* node = nullptr;
   const BlockCode* code = nullptr;
   Work* instance = nullptr;                            // the first node of the same instance of the block
   Work *compute_before = nullptr, *trigger = nullptr;  // must be done before this; must have started before this
-  Work *entry = nullptr, *other_entry = nullptr;       // those that write the previous instance's output
+  Work *entry = nullptr, *other_entry = nullptr;       // works that write the previous instance's output; null: none
   Work* buffer = nullptr;  // the copy from the buffer that it takes over (Op::buffers); must be done before
   double seconds = 0;
-  // When the host has issued its first part, and all of it; -1: no constraint. Both are later by `late` of `waited`, the
-  // last work before this one for which the host waited (ClockNode::host_waits); null: it has not waited.
+  // Seconds at which the host has issued the work's first part, and all of it, if it never waited for the device; -1: no
+  // constraint. When the work starts, both grow by `late`: the seconds that the host has waited for the device so far
+  // (ClockNode::host_waits). `waited`: the last work before this one for which it waited; null: there is none.
   double issued = -1, host_end = -1;
   Work* waited = nullptr;
-  double late = 0;         // seconds by which the host's waits up to this work have made it later; set once it starts
+  double late = 0;
   std::uint32_t name = 0;  // index into JobSimulation::ops
   std::uint32_t exchange = kNoExchange;
   std::uint32_t event = EventRecord::kNoCause;  // set once it is done
   std::uint32_t cause = EventRecord::kNoCause;  // set once it has started: the event that let it start
-  std::uint16_t waiters = 0;                    // set of streams, one bit each
+  std::uint16_t waiters = 0;                    // bit s: stream s waits for it; bit kController: the controller does
   std::uint16_t parts_done = 0;
   std::uint16_t covered = 1;  // number of instances that it covers
   bool started = false, done = false;
@@ -261,7 +262,7 @@ class SimgridRun {
   Routine transmit(const Exchange& x, std::uint32_t group_class);
   // Waits until all flows of the flight have ended. `self`: the waiting process.
   Routine wait(Flight& flight, Self& self);
-  // Of a transfer between stages, which has just ended. Both are classes.
+  // Records a transfer between stages that has just ended. `from`, `to`: rank classes.
   std::uint32_t record_transfer(std::uint32_t from, std::uint32_t to, std::uint16_t chunk, double begin,
                                 std::uint32_t cause) {
     return record({.begin = begin,
