@@ -337,8 +337,13 @@ void PieceCheck::expect_there(TensorId id) {
   const Tensor& t = tensor(id);
   const TensorId root = storage_of(piece_, id);
   if (t.category == Category::parameter || tensor(root).category == Category::parameter) {
-    if (const auto stale = stale_.find(root); stale != stale_.end() && !stale->second.empty() &&
-                                              t.divided_over().without(tensor(root).divided_over()) != stale->second) {
+    // What is updated is the part that is divided as the updates were, and any view of that part.
+    const auto lies_in_part = [&](MeshGroup over) {
+      for (TensorId view = id; view != root; view = tensor(view).alias_of)
+        if (tensor(view).divided_over().without(tensor(root).divided_over()) == over) return true;
+      return over.empty();
+    };
+    if (const auto stale = stale_.find(root); stale != stale_.end() && !lies_in_part(stale->second)) {
       report(Rule::parameters_gathered, "{} has been updated in parts over {} and not gathered since", quoted(id),
              words(mesh_, stale->second));
       stale->second = {};  // reported once

@@ -48,6 +48,7 @@ class TokenWise {
     least_ = tokens_of(input);
     for (const TensorId id : kept_) least_ = std::min(least_, tokens_of(id));
     swapped_ = std::llround(alpha * static_cast<double>(least_));
+    if (swapped_ < least_) find_repeated();
   }
 
   void run() {
@@ -58,7 +59,7 @@ class TokenWise {
         to_host_.move(id, swapped_of(id));
       }
     }
-    std::vector<Op> again = swapped_ < least_ ? recomputed() : std::vector<Op>{};
+    std::vector<Op> again = recomputed();
     piece_.backward.ops.insert(piece_.backward.ops.begin(), again.begin(), again.end());
     to_host_.finish();
   }
@@ -92,28 +93,43 @@ class TokenWise {
           if (id != kNoTensor && kinds_[root(id)] != Kind::passing) kinds_[root(id)] = Kind::whole;
   }
 
-  // Returns the forward ops that compute what was discarded from what was swapped whole, in order, on the discarded
-  // tokens.
-  std::vector<Op> recomputed() {
-    std::vector<std::uint8_t> needed(originals_), repeated(forward_.size());
+  // Finds the forward ops that compute what is discarded from what is swapped whole. Results of attention are swapped
+  // whole also where no backward of attention needs them: in a layer whose attention is frozen, with nothing trained
+  // before it.
+  void find_repeated() {
+    std::vector<std::uint8_t> needed(originals_);
+    repeated_.resize(forward_.size());
     for (const TensorId id : kept_) needed[id] = kinds_[id] == Kind::tokens ? 1 : 0;
     for (std::size_t i = forward_.size(); i-- > 0;) {
       const Op& op = forward_[i];
+      const bool attends = is_attention(op.kind) || op.kind == OpKind::merge_attention;
       for (const TensorId id : op.writes) {
         if (id == kNoTensor || needed[root(id)] == 0 || piece_.tensors[root(id)].resident) continue;
-        repeated[i] = 1;
+        if (attends && kinds_[root(id)] == Kind::passing) {
+          kinds_[root(id)] = Kind::whole;
+          kept_.push_back(root(id));
+        } else {
+          repeated_[i] = 1;
+        }
       }
-      if (repeated[i] == 0) continue;
+      if (repeated_[i] == 0) continue;
       for (const TensorId id : op.reads)
         if (id != kNoTensor && kinds_[root(id)] == Kind::passing) needed[root(id)] = 1;
     }
+  }
+
+  // Returns these ops, in order, on the discarded tokens.
+  std::vector<Op> recomputed() {
     std::vector<Op> again;
-    for (std::size_t i = 0; i < forward_.size(); ++i) {
-      if (repeated[i] == 0) continue;
+    for (std::size_t i = 0; i < repeated_.size(); ++i) {
+      if (repeated_[i] == 0) continue;
       Op op = forward_[i];
       if (is_attention(op.kind) || op.kind == OpKind::redistribute)
         throw std::logic_error(std::string("\"") + op.name + "\" is not recomputed token by token");
       op.phase = Phase::recompute;
+      // What is drawn depends on which tokens they are. A view of the result for all tokens says so.
+      if (const TensorId y = op.writes[0]; op.is_random() && kinds_[root(y)] == Kind::passing)
+        discarded_[y] = view_of_tokens(piece_, clone_tensor(piece_, y), swapped_of(y), tokens_of(y) - swapped_of(y));
       for (TensorId& id : op.reads) id = discarded(id);
       for (TensorId& id : op.writes) id = discarded(id);
       again.push_back(op);
@@ -154,6 +170,7 @@ class TokenWise {
   std::vector<TensorId> kept_, discarded_;
   ToHost to_host_;
   std::int64_t least_ = 0, swapped_ = 0;  // of the tensor with the fewest tokens
+  std::vector<std::uint8_t> repeated_;    // by op of the forward
 };
 
 bool goes_with(const pipeline_parallel::Options& pipeline) {
