@@ -474,15 +474,19 @@ std::string explain_interval(const Simulation& simulation) {
   std::string text = fmt::format(
       "interval = step time x exp(-w) to step time x exp(w) = {} to {}, w = {:.3f}\n  four in five published steps lie "
       "inside, each predicted without its own source\n"
-      "  class: {}\n  learned from: {} steps of {} sources, on up to {} devices\n  w = {:.3f} for the stack",
+      "  class: {}\n  learned from: {} steps of {} sources",
       seconds_text(report.expected->low_seconds), seconds_text(report.expected->high_seconds), std::log(found->high),
-      found->comparable, found->points, found->sources, found->most_devices, found->stack_half_width);
-  if (found->origin_factor > 1) text += fmt::format(" x {:.3f} for borrowed curves", found->origin_factor);
-  if (found->mixture_factor > 1) text += fmt::format(" x {:.3f} for mixtures of experts", found->mixture_factor);
-  if (found->rare_mixture_half_width > 0)
-    text += fmt::format(", but at least {:.3f}, because few steps of mixtures were published on {} {}",
+      found->comparable, found->points, found->sources);
+  if (found->rare_mixture_half_width > 0) {
+    text += fmt::format("\n  w = {:.3f} for mixtures of experts where few were published: on {} {}",
                         found->rare_mixture_half_width, of.stack,
                         of.network.empty() ? "within a node" : "over " + of.network);
+  } else {
+    text +=
+        fmt::format(", on up to {} devices\n  w = {:.3f} for the stack", found->most_devices, found->stack_half_width);
+    if (found->origin_factor > 1) text += fmt::format(" x {:.3f} for borrowed curves", found->origin_factor);
+    if (found->mixture_factor > 1) text += fmt::format(" x {:.3f} for mixtures of experts", found->mixture_factor);
+  }
   if (!of.device_seen)
     text += fmt::format(" x {:.3f}, no step of {} was measured", found->unseen_device_factor, device.name);
   if (found->beyond_half_width > 0)

@@ -231,6 +231,7 @@ CollectiveCalibration find_collective_calibration(const Cluster& cluster, const 
   if (inter == nullptr) inter = find_network(bundled.network_classes, network);
   if (inter == nullptr) {
     inter = &bundled.network_classes.front();
+    calibration.inter_stands_in = true;
     if (cluster.nodes > 1)
       add_note(calibration.note, fmt::format("no network class for the fabric \"{}\": \"{}\" stands in",
                                              cluster.fabric.name, inter->name));

@@ -97,6 +97,7 @@ struct CollectiveResidual {
 struct CollectiveCalibration {
   std::string intra_class, intra_source;
   std::string inter_class, inter_source;
+  bool inter_stands_in = false;  // no class has the network's name; inter_class stands in
   std::string note;  // empty, or which class replaces one that has no measurements
   IntraCalibration intra;
   InterCalibration inter;

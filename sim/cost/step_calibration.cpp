@@ -252,17 +252,17 @@ std::optional<StepInterval> step_interval(const StepIntervals& intervals, const 
   interval.most_devices = of_stack.most_devices;
   interval.points = of_stack.points;
   interval.sources = of_stack.sources;
-  if (const StepIntervals::RareMixtures& unseen = intervals.rare_mixtures;
-      intervals.is_rare_mixture(of) && unseen.points > 0) {
-    interval.rare_mixture_half_width = unseen.half_width;
+  double of_class = interval.stack_half_width * interval.origin_factor * interval.mixture_factor;
+  if (const StepIntervals::RareMixtures& rare = intervals.rare_mixtures;
+      intervals.is_rare_mixture(of) && rare.points > 0) {
     interval.comparable += ", few published there";
-    interval.points = unseen.points;
-    interval.sources = unseen.sources;
+    if (rare.half_width > of_class) {
+      of_class = interval.rare_mixture_half_width = rare.half_width;
+      interval.points = rare.points;
+      interval.sources = rare.sources;
+    }
   }
-  const double half_width = std::max(interval.stack_half_width * interval.origin_factor * interval.mixture_factor,
-                                     interval.rare_mixture_half_width) *
-                                interval.unseen_device_factor +
-                            interval.beyond_half_width;
+  const double half_width = of_class * interval.unseen_device_factor + interval.beyond_half_width;
   interval.low = std::exp(-half_width);
   interval.high = std::exp(half_width);
   return interval;
@@ -282,9 +282,9 @@ std::optional<StepInterval> step_interval(const IntervalClass& of) {
       read.origin_factor[i] = json.at("origin_factor").at(name_of(static_cast<CurveOrigin>(i)));
     read.mixture_factor = json.at("mixture_factor");
     read.unseen_device_factor = json.at("unseen_device_factor");
-    const Json& unseen = json.at("rare_mixtures");
+    const Json& rare = json.at("rare_mixtures");
     read.rare_mixtures = {
-        .half_width = unseen.at("half_width"), .points = unseen.at("points"), .sources = unseen.at("sources")};
+        .half_width = rare.at("half_width"), .points = rare.at("points"), .sources = rare.at("sources")};
     return read;
   }();
   if (!step_calibration().stacks.contains(of.stack)) return std::nullopt;

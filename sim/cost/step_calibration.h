@@ -79,7 +79,8 @@ struct IntervalClass {
   std::int64_t devices = 1;
   bool device_seen = true;  // steps of the device were published
   bool mixture = false;     // the model has experts
-  std::string network{};    // CollectiveCalibration::inter_class; "": all devices are in one node
+  // CollectiveCalibration::inter_class, or the fabric's name if another class stands in; "": one node has all devices.
+  std::string network{};
 };
 
 // Prediction errors |log(measured / predicted)| that four of five measured steps do not exceed, when a calibration
@@ -110,9 +111,11 @@ struct StepInterval {
   double low = 1, high = 1;
   std::string comparable;  // words that say whose errors these are
   std::int64_t points = 0, sources = 0;
-  // Half width in logarithms: max(stack_half_width * origin_factor * mixture_factor, rare_mixture_half_width) *
-  // unseen_device_factor + beyond_half_width. rare_mixture_half_width is 0 unless StepIntervals::is_rare_mixture().
-  // beyond_half_width is 0 up to most_devices, the largest number of devices in a published step of the stack.
+  // Half width in logarithms: stack_half_width * origin_factor * mixture_factor, or rare_mixture_half_width if that is
+  // more than 0, * unseen_device_factor + beyond_half_width. rare_mixture_half_width is the half width of
+  // StepIntervals::rare_mixtures where it decides, because it is the larger one; points and sources are then those that
+  // it rests on. beyond_half_width is 0 up to most_devices, the largest number of devices in a published step of the
+  // stack.
   double stack_half_width = 0, origin_factor = 1, mixture_factor = 1, rare_mixture_half_width = 0,
          unseen_device_factor = 1, beyond_half_width = 0;
   std::int64_t most_devices = 0;

@@ -102,7 +102,9 @@ IntervalClass interval_class(const Scenario& scenario, const Calibration& kernel
           .devices = ranks(scenario),
           .device_seen = step_calibration().device_slowdown.contains(cluster.device.name),
           .mixture = scenario.model.has_experts(),
-          .network = cluster.nodes > 1 ? collectives.inter_class : ""};
+          .network = cluster.nodes == 1            ? ""
+                     : collectives.inter_stands_in ? cluster.fabric.name
+                                                   : collectives.inter_class};
 }
 
 Report predict(const Prepared& prepared, const AnalyticalOptions& options) {

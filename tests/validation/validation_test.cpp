@@ -524,7 +524,10 @@ TEST(Intervals, AreThoseOfTheCalibrationFile) {
         constexpr double kRounding = 1e-3;
         EXPECT_NEAR(kept->low, expected->low, kRounding) << name;
         EXPECT_NEAR(kept->high / expected->high, 1, kRounding) << name;
-        const bool unseen = found.is_rare_mixture(of);
+        const bool unseen = kept->rare_mixture_half_width > 0;
+        EXPECT_EQ(unseen,
+                  found.is_rare_mixture(of) && found.rare_mixtures.half_width >
+                                                   kept->stack_half_width * kept->origin_factor * kept->mixture_factor);
         EXPECT_EQ(kept->points, unseen ? found.rare_mixtures.points : stack.points) << name;
         EXPECT_EQ(kept->sources, unseen ? found.rare_mixtures.sources : stack.sources) << name;
       }
@@ -699,8 +702,10 @@ TEST(Intervals, OfMixturesWhereFewWerePublishedRestOnStepsThatNoFitHasSeen) {
   }
   StepIntervals wide = intervals;
   wide.stacks.at("megatron-core").half_width = 0.6;
-  EXPECT_NEAR(std::log(step_interval(wide, {.stack = "megatron-core", .mixture = true, .network = "EFA"})->high), 0.6,
-              1e-9);
+  const StepInterval of_stack = *step_interval(wide, {.stack = "megatron-core", .mixture = true, .network = "EFA"});
+  EXPECT_NEAR(std::log(of_stack.high), 0.6, 1e-9);
+  EXPECT_EQ(of_stack.points, wide.stacks.at("megatron-core").points) << "whose width it is";
+  EXPECT_THAT(of_stack.comparable, HasSubstr(", few published there"));
   EXPECT_EQ(intervals.mixture_factor, 1);
 }
 
@@ -719,6 +724,13 @@ TEST(Intervals, OfAMixtureAreWiderOverANetworkWhereFewWerePublished) {
   EXPECT_GT(high("mixtral-8x7b", "dgx-h100", 8, "fsdp"), high("mixtral-8x7b", "dgx-h100", 8, "megatron-core"));
   EXPECT_EQ(high("mixtral-8x7b", "aws-p5", 1, "megatron-core"), high("mixtral-8x7b", "dgx-h100", 1, "megatron-core"));
   EXPECT_EQ(high("llama-3-8b", "aws-p5", 8, "megatron-core"), high("llama-3-8b", "dgx-h100", 8, "megatron-core"));
+  // A network without a class of its own is predicted as InfiniBand, and is not InfiniBand.
+  nlohmann::json on_torus{{"model", "mixtral-8x7b"},
+                          {"cluster", {{"node", "dgx-h100"}, {"nodes", 8}, {"fabric", "torus"}}},
+                          {"workload", {{"sequence_length", 4096}, {"global_batch_size", 256}}},
+                          {"plan", {{"framework", "megatron-core"}, {"expert_parallel", 8}, {"zero_stage", 1}}}};
+  EXPECT_THAT(simulator.evaluate(on_torus, {"test", {}}, {}).report.expected->comparable,
+              HasSubstr("few published there"));
 }
 
 TEST(Intervals, AreAsWideAsTheOtherSourcesNeed) {
