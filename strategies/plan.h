@@ -31,6 +31,7 @@
 #include "strategies/optimizer/options.h"
 #include "strategies/pipeline_parallel/options.h"
 #include "strategies/precision/options.h"
+#include "strategies/qlora/options.h"
 #include "strategies/tensor_parallel/options.h"
 #include "strategies/usp/options.h"
 #include "strategies/zeppelin/options.h"
@@ -64,6 +65,7 @@
   X(precision, precision)                         \
   X(freeze, freeze)                               \
   X(lora, lora)                                   \
+  X(qlora, qlora)                                 \
   X(gradient_accumulation, gradient_accumulation) \
   X(optimizer, optimizer)                         \
   X(offload, offload)                             \

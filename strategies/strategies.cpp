@@ -23,6 +23,7 @@
   X(activation_recompute)    \
   X(activation_offload)      \
   X(memo)                    \
+  X(qlora)                   \
   X(gradient_accumulation)   \
   X(optimizer)               \
   X(local_updates)           \

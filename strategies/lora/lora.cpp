@@ -1,7 +1,6 @@
 // Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): beside y = x W, which is frozen, y += alpha/r (x A) B, whose A
 // [k, r] and B [r, n] are trained. The pass adds adapters to the pieces before anything divides them. Parallelism then
-// lays them out as any other product: the dimension of the rank is divided over nothing. QLoRA (Dettmers et al. 2023,
-// arXiv 2305.14314, section 3) keeps W in 4 bits.
+// lays them out as any other product: the dimension of the rank is divided over nothing.
 #include "models/layers.h"
 #include "sim/program/rewrite.h"
 #include "strategies/framework/framework.h"
@@ -171,36 +170,6 @@ class Adapters {
   int draws_ = 0;
 };
 
-// Keeps the frozen matrices of a layer in NF4. A product that reads one reads a wide copy, which is made before each
-// product and lives no longer: the backward makes its own. Routers stay as they are.
-void quantise_base(Piece& piece) {
-  const auto matrix_of = [&](const Op& op) {
-    if (op.plain || (op.kind != OpKind::linear && op.kind != OpKind::linear_input_gradient)) return kNoTensor;
-    const bool of_router = op.group_dims == 0 && piece.tensors[op.reads[1]].find(Axis::experts) >= 0;
-    return of_router ? kNoTensor : op.reads[1];
-  };
-  std::vector<bool> is_matrix(piece.tensors.size());
-  for (const Block* block : {&piece.forward, &piece.backward})
-    for (const Op& op : block->ops)
-      if (const TensorId id = matrix_of(op); id != kNoTensor) is_matrix[storage_of(piece, id)] = true;
-  const Dtype wide = piece.tensors[piece.output].dtype;
-  for (Block* block : {&piece.forward, &piece.backward}) {
-    std::vector<Op> ops;
-    for (Op op : block->ops) {
-      if (const TensorId id = matrix_of(op); id != kNoTensor) {
-        const TensorId copy = clone_tensor(piece, id, "dequantised", Category::workspace, wide);
-        ops.push_back(computation(OpKind::cast, "dequantise", op.phase, {id}, {copy}));
-        op.reads[1] = copy;
-      }
-      ops.push_back(op);
-    }
-    block->ops = std::move(ops);
-  }
-  for (std::size_t id = 0; id < is_matrix.size(); ++id)
-    if (is_matrix[storage_of(piece, static_cast<TensorId>(id))]) piece.tensors[id].dtype = Dtype::nf4;
-  split_sets(piece, [&](const ParameterGradient& p) { return !is_matrix[storage_of(piece, p.parameter)]; });
-}
-
 void rewrite(const Scenario& scenario, Program& program) {
   if (!used(scenario)) return;
   const LayerPlans plans = layer_plans(scenario);
@@ -216,9 +185,6 @@ void rewrite(const Scenario& scenario, Program& program) {
       scenario,
       [&](std::size_t number, const Piece&, TensorId parameter) { return parameter < first_of_adapters[number]; },
       program);
-  if (!scenario.plan.lora.quantise_base) return;
-  for (Piece& piece : program.pieces)
-    if (is_layer(piece)) quantise_base(piece);
 }
 
 void check(const Scenario& scenario) {
@@ -234,6 +200,13 @@ void check(const Scenario& scenario) {
       if (options.names(part)) fail("linear_fc1: gate and up projection are one matrix, which has one adapter");
     if (takes(options, Target::qkv) && model.attention == AttentionKind::latent)
       fail("no linear_qkv: latent attention has no matrix of queries, keys and values");
+    // Both give gradients that differ from one rank's.
+    if (context_parallel::type_names()[static_cast<std::size_t>(plan.context.type)] == "fpdt") {
+      if (plan.tensor.sequence_parallel)
+        refuse(plan, "sequence_parallel", "false with lora_rank and context_parallel_type \"fpdt\"", at);
+      if (options.dropout > 0 && takes(options, Target::mlp_out))
+        refuse(plan, "lora_dropout", "0 for an adapter of linear_fc2 with context_parallel_type \"fpdt\"", at);
+    }
     if (!takes(options, Target::mlp_in) && !takes(options, Target::mlp_out)) return;
     if (model.experts > 0) fail("linear_qkv and linear_proj alone: experts have no adapters");
     if (plan.recompute.repeats(activation_recompute::Module::mlp))
@@ -245,19 +218,13 @@ void check(const Scenario& scenario) {
   freeze::check_pipeline(scenario, frozen, "lora_rank", "adapters in a layer of");
 }
 
-constexpr FieldRule kExcludes[]{
-    keep({"freeze", "freeze_embedding", "freeze_head"}, "with lora_rank: all but the adapters is frozen",
-         [](const AskedOf& a) { return used(a.scenario); }),
-    keep({"lora_quantize_base"}, "with layers in fp8 or nvfp4, whose products read no wide copies",
-         [](const AskedOf& a) { return a.layers.precision.compute() != a.layers.precision.storage(); })};
-constexpr FieldRule kIdle[]{
-    keep({"lora_alpha", "lora_dropout", "lora_targets"}, "without lora_rank",
-         [](const AskedOf& a) { return has_adapters(a.layers); }),
-    keep({"lora_quantize_base"}, "without lora_rank", [](const AskedOf& a) { return used(a.scenario); })};
+constexpr FieldRule kExcludes[]{keep({"freeze", "freeze_embedding", "freeze_head"},
+                                     "with lora_rank: all but the adapters is frozen",
+                                     [](const AskedOf& a) { return used(a.scenario); })};
+constexpr FieldRule kIdle[]{keep({"lora_alpha", "lora_dropout", "lora_targets"}, "without lora_rank",
+                                 [](const AskedOf& a) { return has_adapters(a.layers); })};
 
-bool has_quantised_base(const Scenario& scenario) { return scenario.plan.lora.quantise_base; }
-
-constexpr PlanWord kWords[]{{"lora", used}, {"qlora", has_quantised_base}};
+constexpr PlanWord kWords[]{{"lora", used}};
 
 }  // namespace
 

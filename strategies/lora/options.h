@@ -32,7 +32,6 @@ struct Options {
   double alpha = 32;  // Megatron Bridge's
   double dropout = 0;
   std::vector<std::int64_t> targets;  // values of Target; empty: qkv and attention_output
-  bool quantise_base = false;
 
   bool names(Target target) const {
     return std::ranges::find(targets, static_cast<std::int64_t>(target)) != targets.end();
@@ -48,8 +47,6 @@ struct Options {
     v.field("lora_targets", targets, kTargetNames,
             "matrices with an adapter, by Megatron's or Hugging Face's names; none: linear_qkv and linear_proj",
             Scope::layer);
-    v.field("lora_quantize_base", quantise_base,
-            "QLoRA: keep the layers' frozen matrices in NF4 alone, with double quantisation");
   }
 };
 

@@ -212,7 +212,7 @@ TEST(Lora, ProductsOfAdaptersStayIn16Bits) {
 TEST(Lora, AQuantisedBaseIsKeptInFourBits) {
   Scenario s = llama_with_adapters(kFourMatrices);
   const Program wide = proven(s);
-  s.plan.lora.quantise_base = true;
+  s.plan.qlora.quantise_base = true;
   const Program p = proven(s);
   const Piece& layer = middle_layer(p);
   ASSERT_EQ(layer.sets.size(), 3u);  // adapters, matrices, norms
@@ -235,7 +235,7 @@ TEST(Lora, AQuantisedBaseIsKeptInFourBits) {
 // Four matrices, each made wide before its product and before its input gradient.
 TEST(Lora, EachProductReadsACopyOfItsQuantisedMatrix) {
   Scenario s = llama_with_adapters();
-  s.plan.lora.quantise_base = true;
+  s.plan.qlora.quantise_base = true;
   s.plan.recompute.mode = activation_recompute::Mode::none;
   const Program p = proven(s);
   const Piece& layer = middle_layer(p);
@@ -270,7 +270,7 @@ TEST(Lora, AQuantisedBaseIsGatheredInFourBits) {
     s.plan.framework.stack = stack;
     s.plan.data.degree = 0;
     s.plan.data.zero_stage = 3;
-    s.plan.lora.quantise_base = true;
+    s.plan.qlora.quantise_base = true;
     s.plan.zeropp.quantised_weights = s.plan.zeropp.quantised_secondary = coded;
     s.plan.zeropp.secondary = coded ? 4 : 0;
     const Program p = proven(s);
@@ -296,7 +296,7 @@ TEST(Lora, AQuantisedBaseIsGatheredInFourBits) {
 TEST(Lora, RoutersOfAQuantisedBaseStayAsTheyAre) {
   Scenario s = llama_with_adapters();
   s.model = read_model("mixtral-8x7b", {});
-  s.plan.lora.quantise_base = true;
+  s.plan.qlora.quantise_base = true;
   const Program p = proven(s);
   for (const Piece& piece : p.pieces)
     for (const Tensor& t : piece.tensors) {
@@ -308,7 +308,7 @@ TEST(Lora, RoutersOfAQuantisedBaseStayAsTheyAre) {
 TEST(Lora, RefusesWhatCannotBeQuantised) {
   const auto refusal = [](auto change) {
     Scenario s = llama_with_adapters();
-    s.plan.lora.quantise_base = true;
+    s.plan.qlora.quantise_base = true;
     change(s);
     return refusal_of(s);
   };

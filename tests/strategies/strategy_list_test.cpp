@@ -71,12 +71,13 @@ TEST(StrategyList, SwitchesEveryStrategyOff) {
 TEST(StrategyList, CallsAPlanByTheWordsOfItsStrategies) {
   EXPECT_THAT(plan_words(everything()), ElementsAre("tensor", "sequence", "context", "pipeline", "interleaved",
                                                     "recompute-full", "data", "zero-1", "offload"));
-  EXPECT_THAT(all_plan_words(),
-              ElementsAre("freeze", "lora", "qlora", "tensor", "sequence", "context", "ulysses", "double-ring", "fpdt",
-                          "zeppelin", "all-gather-context", "expert", "pipeline", "interleaved", "recompute-selective",
-                          "recompute-full", "recompute-op", "recompute-all-but-attention", "activation-offload", "memo",
-                          "local-updates", "zero-topo", "hpz", "qwz", "int8-copy", "qgz", "mics", "data", "zero-1",
-                          "zero-2", "zero-3", "onebit-adam", "zero-one-adam", "powersgd", "top-k", "offload"));
+  EXPECT_THAT(
+      all_plan_words(),
+      ElementsAre("freeze", "lora", "tensor", "sequence", "context", "ulysses", "double-ring", "fpdt", "zeppelin",
+                  "all-gather-context", "expert", "pipeline", "interleaved", "recompute-selective", "recompute-full",
+                  "recompute-op", "recompute-all-but-attention", "activation-offload", "memo", "qlora", "local-updates",
+                  "zero-topo", "hpz", "qwz", "int8-copy", "qgz", "mics", "data", "zero-1", "zero-2", "zero-3",
+                  "onebit-adam", "zero-one-adam", "powersgd", "top-k", "offload"));
 }
 
 TEST(StrategyList, SaysWhatCannotBeExecutedYet) {
