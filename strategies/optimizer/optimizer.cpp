@@ -55,7 +55,9 @@ void lay_out(Piece& piece, std::size_t number, Dtype gradient_dtype) {
   bool trained = false, frozen = false;
   each([&](const ParameterGradient& p) {
     (p.gradient != kNoTensor ? trained : frozen) = true;
-    storage = piece.tensors[p.parameter].dtype;
+    const Dtype own = piece.tensors[p.parameter].dtype;
+    if (elements > 0 && own != storage) throw std::logic_error("a parameter set of two dtypes");
+    storage = own;
     elements += piece.tensors[p.parameter].elements();
   });
   if (elements == 0) return;
