@@ -200,10 +200,12 @@ void check(const Scenario& scenario) {
       if (options.names(part)) fail("linear_fc1: gate and up projection are one matrix, which has one adapter");
     if (takes(options, Target::qkv) && model.attention == AttentionKind::latent)
       fail("no linear_qkv: latent attention has no matrix of queries, keys and values");
-    // Both give gradients that differ from one rank's.
+    // FPDT runs the projection to queries, keys and values chunk by chunk, and so the gather of x A over ranks that
+    // divide the sequence: a chunk would gather other tokens than those that it multiplies. And chunks of an adapter's
+    // dropout would draw the numbers of other tokens.
     if (context_parallel::type_names()[static_cast<std::size_t>(plan.context.type)] == "fpdt") {
-      if (plan.tensor.sequence_parallel)
-        refuse(plan, "sequence_parallel", "false with lora_rank and context_parallel_type \"fpdt\"", at);
+      if (plan.tensor.sequence_parallel && takes(options, Target::qkv))
+        refuse(plan, "sequence_parallel", "false for an adapter of linear_qkv with context_parallel_type \"fpdt\"", at);
       if (options.dropout > 0 && takes(options, Target::mlp_out))
         refuse(plan, "lora_dropout", "0 for an adapter of linear_fc2 with context_parallel_type \"fpdt\"", at);
     }

@@ -354,6 +354,23 @@ TEST(Lora, RefusesWhatCannotBeQuantised) {
               HasSubstr("/plan/lora_quantize_base: found true, expected false without lora_rank"));
 }
 
+TEST(Lora, RefusesChunksThatWouldTakeOtherTokens) {
+  const auto refusal = [](Target target, double dropout) {
+    Scenario s = llama_with_adapters({target});
+    s.plan.context.degree = 2;
+    s.plan.context.type = context_parallel::type_named("fpdt");
+    s.plan.fpdt.chunk_tokens = 512;
+    s.plan.tensor.degree = 2;
+    s.plan.tensor.sequence_parallel = dropout == 0;
+    s.plan.lora.dropout = dropout;
+    return refusal_of(s);
+  };
+  EXPECT_THAT(refusal(Target::qkv, 0), HasSubstr("/plan/sequence_parallel: found true, expected false for an adapter"));
+  EXPECT_EQ(refusal(Target::qkv, 0.1), "nothing");
+  EXPECT_EQ(refusal(Target::mlp_out, 0), "nothing");
+  EXPECT_THAT(refusal(Target::mlp_out, 0.1), HasSubstr("/plan/lora_dropout: found 0.1, expected 0 for an adapter"));
+}
+
 TEST(Lora, RefusesWhatHasNoAdapter) {
   const auto refusal = [](auto change) {
     Scenario s = llama_with_adapters();
