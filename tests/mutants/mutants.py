@@ -14,9 +14,10 @@ needs libclang's Python module (Debian: python3-clang); the other commands do no
 alone. --physics adds physics.txt, the faults that no random operator makes; with --sites 0 it plants these alone.
 
 Both reach and run may be interrupted and go on where they were; with a larger --longest they ask the suites that are
-left. A suite that takes longer than --longest seconds, or that fails without a fault, is left out, and the report says
-so. Tests that compare output with a kept file are asked last: whoever makes the file anew turns them green, so what
-they alone see is counted apart.
+left. run takes the faults in a random order, so that what it has asked when it is interrupted is a sample, too. A suite
+that takes longer than --longest seconds, or that fails without a fault, is left out, and the report says so. Tests that
+compare output with a kept file are asked last: whoever makes the file anew turns them green, so what they alone see is
+counted apart.
 
 --equivalent: a text file with lines "NUMBER: reason" for survivors that change nothing anybody can see.
 """
@@ -417,7 +418,7 @@ def reach(folder: pathlib.Path, longest: float, jobs: int, programs: list):
 
 
 def results_of(folder: pathlib.Path) -> dict:
-    path = folder / "results.jsonl"
+    path = folder / "mutants_asked.jsonl"
     return {r["number"]: r for r in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
 
 
@@ -446,13 +447,15 @@ def run(folder: pathlib.Path, longest: float, jobs: int):
                 "asked": asked_now}
 
     def note(site: dict, result: dict):
-        with (folder / "results.jsonl").open("a") as file:
+        with (folder / "mutants_asked.jsonl").open("a") as file:
             file.write(json.dumps(result) + "\n")
         done[site["number"]] = result
         print(f"{len(done)}/{len(sites)} {site['file']}:{site['line']} {site['kind']}: {result['state']} {result['by']}"
               f" ({result['seconds']} s)", flush=True)
 
-    in_parallel(one, [s for s in sites if s["number"] not in done or left(s)], jobs, note)
+    todo = [s for s in sites if s["number"] not in done or left(s)]
+    random.Random(0).shuffle(todo)  # so that what an interrupted run has asked is a sample, too
+    in_parallel(one, todo, jobs, note)
 
 
 def report(folder: pathlib.Path, equivalent: dict) -> str:
