@@ -113,8 +113,8 @@ struct Execution {
   std::vector<WholeTensor> gradients;   // of the last step, trained parameters only, unscaled, before clipping
   std::vector<WholeTensor> parameters;  // after the last step
   // The largest difference between ranks that hold the same element, relative to the tensor's largest value. If workers
-  // train copies that differ (MeshAxis::worker), the first one's gradients and parameters are returned, and its gradients
-  // are not compared with the others'.
+  // train copies that differ (MeshAxis::worker), the first one's gradients and parameters are returned, and its
+  // gradients are not compared with the others'.
   double gradient_disagreement = 0, parameter_disagreement = 0;
 };
 

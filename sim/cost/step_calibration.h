@@ -44,8 +44,8 @@ struct StepCalibration {
 
   // Returns the time of matrix products and attention on the device in a step over the time by its curves; at least 1.
   // A device without measured steps gets other_devices_slowdown. For each measured device of the presets that it is no
-  // slower than (sim/hardware/cluster.h), it gets at most that device's slowdown times allowed_slowdown(); for each that
-  // is no slower, at least that device's slowdown over allowed_slowdown(). A name that is no preset's gets
+  // slower than (sim/hardware/cluster.h), it gets at most that device's slowdown times allowed_slowdown(); for each
+  // that is no slower, at least that device's slowdown over allowed_slowdown(). A name that is no preset's gets
   // other_devices_slowdown.
   double slowdown_of(const std::string& device) const;
 
@@ -65,14 +65,14 @@ nlohmann::ordered_json to_json(const StepCalibration& calibration);
 const StepCalibration& step_calibration();
 const StepCalibration& step_calibration_without(const std::string& source);
 
-// Says on whose kernels a device's curves were measured. `same_vendor` are also curves of which products of less than 16
-// bits use the curve of another type, or attention uses the curve of another architecture.
+// Says on whose kernels a device's curves were measured. `same_vendor` are also curves of which products of less than
+// 16 bits use the curve of another type, or attention uses the curve of another architecture.
 enum class CurveOrigin : std::uint8_t { own, same_vendor, other_vendor };
 inline constexpr std::size_t kCurveOrigins = 3;
 CurveOrigin curve_origin(const Device& device, const Calibration& kernels, Dtype products);
 std::string_view name_of(CurveOrigin origin);  // "own", ...: the names in steps.json
 
-// What the interval around a step depends on.
+// The properties of a step that its interval depends on.
 struct IntervalClass {
   std::string stack{};
   CurveOrigin origin = CurveOrigin::own;

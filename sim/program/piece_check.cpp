@@ -337,7 +337,7 @@ void PieceCheck::expect_there(TensorId id) {
   const Tensor& t = tensor(id);
   const TensorId root = storage_of(piece_, id);
   if (t.category == Category::parameter || tensor(root).category == Category::parameter) {
-    // What is updated is the part that is divided as the updates were, and any view of that part.
+    // The updates have reached the part that is divided as they were, and every view of that part.
     const auto lies_in_part = [&](MeshGroup over) {
       for (TensorId view = id; view != root; view = tensor(view).alias_of)
         if (tensor(view).divided_over().without(tensor(root).divided_over()) == over) return true;

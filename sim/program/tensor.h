@@ -37,11 +37,25 @@ class TableIndex {
 //   fp8         e4m3 (OCP Microscaling Formats 1.0)
 //   nvfp4       e2m1; a scale in e4m3 for each 16 elements (NVIDIA 2025, arXiv 2509.25149, section 2)
 //   fp8_blocks  e4m3; a scale in fp32 for each 128 elements (DeepSeek-V3, arXiv 2412.19437, section 3.3.2)
-//   nf4         codes of 4 bits; a scale in 8 bits for each 64 elements, and a scale in fp32 for each 256 of these scales
+//   nf4         codes of 4 bits; a scale in 8 bits for each 64 elements, and one in fp32 for each 256 of these scales
 //               (QLoRA, arXiv 2305.14314, section 3)
 //   int4, int8, sign   codes of 4, 8 and 1 bits. Codes that travel have their scales in another tensor
 //               (OpKind::quantise); scales of quantised optimizer states are not modelled.
-enum class Dtype : std::uint8_t { fp32, fp16, bf16, fp8, nvfp4, int64, int32, uint8, int4, fp8_blocks, int8, sign, nf4 };
+enum class Dtype : std::uint8_t {
+  fp32,
+  fp16,
+  bf16,
+  fp8,
+  nvfp4,
+  int64,
+  int32,
+  uint8,
+  int4,
+  fp8_blocks,
+  int8,
+  sign,
+  nf4
+};
 inline constexpr int kDtypes = 13;
 
 // Bits of one element, without its block's scale. At namespace scope: a local array would be built in each call.

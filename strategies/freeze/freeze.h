@@ -29,8 +29,8 @@ struct Frozen {
   bool head = false;         // all that follows the last layer
 };
 // Throws InputError unless gradients cross every border between model chunks and, if they are clipped, every stage has
-// trained parameters to take a norm of. `field`, `cure`: the field of the plan that leaves the first chunk without a backward, and what is expected
-// of it: "false, or a trained layer in".
+// trained parameters to take a norm of. `field`, `cure`: the field of the plan that leaves the first chunk without a
+// backward, and what is expected of it: "false, or a trained layer in".
 void check_pipeline(const Scenario& scenario, const Frozen& frozen, std::string_view field, const std::string& cure);
 
 }  // namespace orrery::freeze

@@ -76,6 +76,7 @@ class TokenWise {
     const int d = t.find(Axis::sequence);
     return d < 0 ? std::numeric_limits<std::int64_t>::max() : t.sizes[d];
   }
+  static bool is_of_attention(const Op& op) { return is_attention(op.kind) || op.kind == OpKind::merge_attention; }
   std::int64_t swapped_of(TensorId id) const { return tokens_of(id) / least_ * swapped_; }
   TensorId root(TensorId id) const { return storage_of(piece_, id); }
 
@@ -88,7 +89,7 @@ class TokenWise {
     }
     kinds_[root(piece_.input)] = Kind::whole;
     for (const Op& op : forward_)
-      if (is_attention(op.kind) || op.kind == OpKind::merge_attention)
+      if (is_of_attention(op))
         for (const TensorId id : op.writes)
           if (id != kNoTensor && kinds_[root(id)] != Kind::passing) kinds_[root(id)] = Kind::whole;
   }
@@ -102,10 +103,9 @@ class TokenWise {
     for (const TensorId id : kept_) needed[id] = kinds_[id] == Kind::tokens ? 1 : 0;
     for (std::size_t i = forward_.size(); i-- > 0;) {
       const Op& op = forward_[i];
-      const bool attends = is_attention(op.kind) || op.kind == OpKind::merge_attention;
       for (const TensorId id : op.writes) {
         if (id == kNoTensor || needed[root(id)] == 0 || piece_.tensors[root(id)].resident) continue;
-        if (attends && kinds_[root(id)] == Kind::passing) {
+        if (is_of_attention(op) && kinds_[root(id)] == Kind::passing) {
           kinds_[root(id)] = Kind::whole;
           kept_.push_back(root(id));
         } else {
@@ -127,7 +127,7 @@ class TokenWise {
       if (is_attention(op.kind) || op.kind == OpKind::redistribute)
         throw std::logic_error(std::string("\"") + op.name + "\" is not recomputed token by token");
       op.phase = Phase::recompute;
-      // What is drawn depends on which tokens they are. A view of the result for all tokens says so.
+      // Each token has draws of its own. A view of the result for all tokens says which tokens these are.
       if (const TensorId y = op.writes[0]; op.is_random() && kinds_[root(y)] == Kind::passing)
         discarded_[y] = view_of_tokens(piece_, clone_tensor(piece_, y), swapped_of(y), tokens_of(y) - swapped_of(y));
       for (TensorId& id : op.reads) id = discarded(id);

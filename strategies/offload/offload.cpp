@@ -47,9 +47,8 @@ bool changed_in_update(const Piece& piece, std::size_t optimizer, TensorId gradi
 // Whether shards are reduced between replicas of shard groups, once a step: they stay on the device until then.
 bool reduces_shards(const Block& block) {
   return std::any_of(block.ops.begin(), block.ops.end(), [](const Op& op) {
-    const bool of_data = op.stream == Stream::data_communication ||
-                         (op.stream == Stream::compute && op.account == Stream::data_communication);
-    return op.kind == OpKind::all_reduce && of_data;
+    return op.kind == OpKind::all_reduce &&
+           (op.stream == Stream::data_communication || op.account == Stream::data_communication);
   });
 }
 

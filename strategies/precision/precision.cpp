@@ -219,9 +219,10 @@ void check(const Scenario& scenario) {
 }
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
-  if (plan.precision.fp8_activation_inputs && is_layer(piece)) store_activation_inputs_in_fp8(piece);
+  if (!is_layer(piece)) return;
+  if (plan.precision.fp8_activation_inputs) store_activation_inputs_in_fp8(piece);
   const Dtype products = plan.precision.compute();
-  if (products == plan.precision.storage() || !is_layer(piece)) return;
+  if (products == plan.precision.storage()) return;
   const data_parallel::Sharding sharding = data_parallel::sharding_of(scenario, plan, program);
   using Weights = Quantiser::Weights;
   Quantiser(piece, products,

@@ -13,36 +13,35 @@ bool used(const Scenario& scenario) { return scenario.plan.qlora.quantise_base; 
 
 class QuantisedBase {
  public:
-  explicit QuantisedBase(Piece& piece) : piece_(piece), is_matrix_(piece.tensors.size()) {}
+  explicit QuantisedBase(Piece& piece) : piece_(piece), matrices_(piece) {}
 
   void run() {
     find_matrices();
-    for (Block* block : {&piece_.forward, &piece_.backward, &piece_.weight_gradient}) read_wide_copies(*block);
-    for (std::size_t id = 0; id < is_matrix_.size(); ++id)
-      if (is_matrix_[storage_of(piece_, static_cast<TensorId>(id))]) piece_.tensors[id].dtype = Dtype::nf4;
-    split_sets(piece_, [&](const ParameterGradient& p) { return !is_matrix_[storage_of(piece_, p.parameter)]; });
+    const std::size_t originals = piece_.tensors.size();
+    for (Block* block : blocks()) read_wide_copies(*block);
+    for (std::size_t id = 0; id < originals; ++id)
+      if (matrices_.has(static_cast<TensorId>(id))) piece_.tensors[id].dtype = Dtype::nf4;
+    split_sets(piece_, [&](const ParameterGradient& p) { return !matrices_.has(p.parameter); });
   }
 
  private:
+  std::array<Block*, 3> blocks() const { return {&piece_.forward, &piece_.backward, &piece_.weight_gradient}; }
   static bool is_product(const Op& op) { return op.kind == OpKind::linear || op.kind == OpKind::linear_input_gradient; }
 
-  // Frozen parameters that products read, but for those of routers.
+  // Finds the frozen parameters that products read, but for those of routers.
   void find_matrices() {
-    std::vector<bool> frozen(piece_.tensors.size());
-    for (const ParameterGradient& p : piece_.parameters) frozen[storage_of(piece_, p.parameter)] = is_frozen(p);
-    for (const Block* block : {&piece_.forward, &piece_.backward, &piece_.weight_gradient})
-      for (const Op& op : block->ops) {
-        if (!is_product(op)) continue;
-        const TensorId root = storage_of(piece_, op.reads[1]);
-        is_matrix_[root] = is_matrix_[root] || frozen[root];
-      }
-    Storages logits(piece_);
+    Storages frozen(piece_), logits(piece_), of_routers(piece_);
+    for (const ParameterGradient& p : piece_.parameters)
+      if (is_frozen(p)) frozen.add(p.parameter);
     for (auto op = piece_.forward.ops.rbegin(); op != piece_.forward.ops.rend(); ++op) {
       const bool routes = op->kind == OpKind::route || op->kind == OpKind::add_noise || op->kind == OpKind::router_loss;
       if (routes || ((is_communication(op->kind) || op->kind == OpKind::cast) && logits.has_any(op->writes)))
         logits.add_all(op->reads);
-      if (is_product(*op) && logits.has(op->writes[0])) is_matrix_[storage_of(piece_, op->reads[1])] = false;
+      if (is_product(*op) && logits.has(op->writes[0])) of_routers.add(op->reads[1]);
     }
+    for (const Block* block : blocks())
+      for (const Op& op : block->ops)
+        if (is_product(op) && frozen.has(op.reads[1]) && !of_routers.has(op.reads[1])) matrices_.add(op.reads[1]);
   }
 
   // Parts of one product, which follow each other, share a copy. Any other product makes its own, as autograd does.
@@ -52,8 +51,8 @@ class QuantisedBase {
     Op last;
     TensorId copy = kNoTensor;
     for (Op op : block.ops) {
-      if (const TensorId id = is_product(op) ? op.reads[1] : kNoTensor;
-          id != kNoTensor && is_matrix_[storage_of(piece_, id)]) {
+      if (is_product(op) && matrices_.has(op.reads[1])) {
+        const TensorId id = op.reads[1];
         if (copy == kNoTensor || id != last.reads[1] || op.kind != last.kind || op.phase != last.phase) {
           copy = clone_tensor(piece_, id, "dequantised", Category::workspace, wide);
           ops.push_back(computation(OpKind::cast, "dequantise", op.phase, {id}, {copy}));
@@ -65,11 +64,10 @@ class QuantisedBase {
       ops.push_back(op);
     }
     block.ops = std::move(ops);
-    is_matrix_.resize(piece_.tensors.size());
   }
 
   Piece& piece_;
-  std::vector<bool> is_matrix_;  // by tensor that owns memory
+  Storages matrices_;
 };
 
 void rewrite(const Scenario& scenario, Program& program) {

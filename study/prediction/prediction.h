@@ -44,8 +44,8 @@ class Calibrator {
   // The parts of prepare(), for jobs that share a cluster. All throw InputError for a scenario or measurements that
   // cannot be predicted from.
   // kernels() returns the calibration of the cluster's device: the user's, if there is one. It applies the user's
-  // measurements to `cluster`. On a CPU it divides the device's rates among the ranks that share a hardware thread; call
-  // it once for a cluster.
+  // measurements to `cluster`. On a CPU it divides the device's rates among the ranks that share a hardware thread;
+  // call it once for a cluster.
   const Calibration& kernels(Cluster& cluster, const Scenario& scenario);
   void lower(const Scenario& scenario, Program& program) const;
   const CollectiveCalibration& collectives(const Cluster& cluster, std::span<const std::string> stacks);

@@ -94,21 +94,15 @@ struct Published {
   }
 };
 
-// By stack: the networks over which enough steps of mixtures were published.
-std::map<std::string, std::set<std::string>> mixture_networks(std::span<const PredictedPoint> points,
-                                                              const std::set<std::string>& of) {
+// Intervals of which nothing but the stacks' networks with enough steps of mixtures is found.
+StepIntervals mixture_networks(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
   std::map<std::pair<std::string, std::string>, Published> published;
   for (const PredictedPoint& p : points)
     if (counts(p) && p.mixture && is_of(p, of)) published[{p.framework, p.network}].add(p);
-  std::map<std::string, std::set<std::string>> networks;
+  StepIntervals intervals;
   for (const auto& [of_stack, there] : published)
-    if (there.is_enough()) networks[of_stack.first].insert(of_stack.second);
-  return networks;
-}
-
-bool is_rare_mixture(const PredictedPoint& p, const std::map<std::string, std::set<std::string>>& networks) {
-  const auto known = networks.find(p.framework);
-  return p.mixture && (known == networks.end() || !known->second.contains(p.network));
+    if (there.is_enough()) intervals.stacks[of_stack.first].mixture_networks.insert(of_stack.second);
+  return intervals;
 }
 
 Error error_of(const PredictedPoint& p, double weight, bool rare_mixture) {
@@ -123,22 +117,22 @@ Error error_of(const PredictedPoint& p, double weight, bool rare_mixture) {
 
 std::vector<Error> errors_of(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
   const std::map<std::string, double> weights = weights_of_sources(points);
-  const auto networks = mixture_networks(points, of);
+  const StepIntervals networks = mixture_networks(points, of);
   std::vector<Error> errors;
   for (const PredictedPoint& p : points)
     if (counts(p) && is_of(p, of))
-      errors.push_back(error_of(p, weights.at(p.source->name), is_rare_mixture(p, networks)));
+      errors.push_back(error_of(p, weights.at(p.source->name), networks.is_rare_mixture(p.interval_class())));
   return errors;
 }
 
-// Those of unseen mixtures: also of points that are not fitted, unless they are doubtful.
+// The errors of rare mixtures (StepIntervals), also of points that are not fitted, unless they are doubtful.
 std::vector<Error> errors_of_rare_mixtures(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
-  const auto networks = mixture_networks(points, of);
+  const StepIntervals networks = mixture_networks(points, of);
   std::vector<Error> errors;
   std::map<std::string, double> of_source;
   for (const PredictedPoint& p : points) {
     if (!p.is_predicted() || !p.is_measured() || p.point->quantity != Quantity::step_seconds || !is_of(p, of)) continue;
-    if (p.point->quality == "C" || !is_rare_mixture(p, networks)) continue;
+    if (p.point->quality == "C" || !networks.is_rare_mixture(p.interval_class())) continue;
     ++of_source[p.source->name];
     errors.push_back(error_of(p, 1, true));
   }
@@ -202,7 +196,7 @@ StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::
   const std::vector<Error> unseen = unseen_errors(errors);
   const Widths widths = widths_of(errors, ""), wider = widths_of(unseen, "");
 
-  StepIntervals intervals;
+  StepIntervals intervals = mixture_networks(points, of);
   std::map<std::string, Published> published;
   for (const PredictedPoint& p : points) {
     if (!counts(p) || !is_of(p, of)) continue;
@@ -210,12 +204,10 @@ StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::
     std::int64_t& most_devices = intervals.stacks[p.framework].most_devices;
     most_devices = std::max(most_devices, p.devices);
   }
-  auto networks = mixture_networks(points, of);
   for (auto& [name, stack] : intervals.stacks) {
     stack.points = published.at(name).points;
     stack.sources = static_cast<std::int64_t>(published.at(name).sources.size());
     stack.half_width = widths.stacks.at(name) * wider.stacks.at(name);
-    stack.mixture_networks = std::move(networks[name]);
   }
   std::erase_if(intervals.stacks, [&](const auto& entry) { return !published.at(entry.first).is_enough(); });
   for (std::size_t origin = 0; origin < kCurveOrigins; ++origin)

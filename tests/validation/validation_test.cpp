@@ -578,7 +578,7 @@ class MadePoints {
       }
     }
   }
-  // Of the points added last.
+  // Leaves the points that were added last out of fits.
   void leave_out_of_fits(std::size_t points, const char* quality) {
     for (std::size_t i = values_.size() - points; i < values_.size(); ++i) {
       values_[i].not_fitted = "came later";

@@ -32,9 +32,9 @@ struct Work {
   Work *entry = nullptr, *other_entry = nullptr;       // works that write the previous instance's output; null: none
   Work* buffer = nullptr;  // the copy from the buffer that it takes over (Op::buffers); must be done before
   double seconds = 0;
-  // Seconds at which the host has issued the work's first part, and all of it, if it never waited for the device; -1: no
-  // constraint. When the work starts, both grow by `late`: the seconds that the host has waited for the device so far
-  // (ClockNode::host_waits). `waited`: the last work before this one for which it waited; null: there is none.
+  // Seconds at which the host has issued the work's first part, and all of it, if it never waited for the device; -1:
+  // no constraint. When the work starts, both grow by `late`: the seconds that the host has waited for the device so
+  // far (ClockNode::host_waits). `waited`: the last work before this one for which it waited; null: there is none.
   double issued = -1, host_end = -1;
   Work* waited = nullptr;
   double late = 0;
