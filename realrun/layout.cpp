@@ -64,10 +64,10 @@ bool keeps_order(const Match& m, const Tensor& view) {
 std::int64_t index_in_base(std::int64_t i, const Tensor& view, int v, const Tensor& base, int b,
                            const Position& position) {
   const std::int64_t begin = view.alias_begin;
-  if (base.axes[b] != Axis::sequence) return begin + i;
   // This rank's part of what the base has for all ranks.
   if (const Division whole = base.over[b]; view.over[v] != whole && view.over[v].begins_with(whole))
     return position.part(view.over[v].behind(whole)) * view.sizes[v] + i;
+  if (base.axes[b] != Axis::sequence) return begin + i;
   // A chunk of the whole is the same chunk of each shard. (With another deal it is a chunk of the sequence.)
   const std::int64_t local = position.sequence / position.cp_degree, t = position.tp_degree;
   if (t > 1 && base.sizes[b] == local && local % t == 0 && view.sizes[v] % t == 0 && view.deal(v) == base.deal(b)) {

@@ -5,6 +5,7 @@
 // sequence-sharded input gathers it first. Which layer is column- and which row-parallel follows from the shapes.
 #include <algorithm>
 #include <array>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -28,6 +29,7 @@ constexpr unsigned bit_of(Axis axis) { return 1u << static_cast<unsigned>(axis);
 constexpr bool is_divided(Axis axis) {
   return (bit_of(axis) & (bit_of(Axis::groups) | bit_of(Axis::ffn) | bit_of(Axis::vocab))) != 0;
 }
+bool is_logits(const Tensor& t) { return t.rank >= 3 && t.find(Axis::vocab) == t.rank - 1; }
 
 class Partition {
  public:
@@ -63,6 +65,15 @@ class Partition {
  private:
   enum Layout : std::uint8_t { replicated, divided, sequence_sharded };
 
+  // Whether a dimension along the vocabulary is divided in this tensor. A piece looks tokens up or predicts them.
+  bool divides_vocabulary(const Tensor& t) const {
+    if (is_logits(t)) return options_.loss_parallel;
+    const bool looks_up = std::ranges::any_of(piece_.forward.ops, [&](const Op& op) {
+      return op.kind == OpKind::embedding && piece_.tensors[op.reads[1]].find(Axis::vocab) == 0;
+    });
+    return !looks_up || options_.vocab_parallel_embedding;
+  }
+
   void shard_tensors() {
     layout_.reserve(2 * piece_.tensors.size());
     gathered_.reserve(2 * piece_.tensors.size());
@@ -71,7 +82,7 @@ class Partition {
       Tensor& t = piece_.tensors[id];
       bool divided_here = false;
       for (int d = 0; d < t.rank; ++d) {
-        if (!is_divided(t.axes[d])) continue;
+        if (!is_divided(t.axes[d]) || (t.axes[d] == Axis::vocab && !divides_vocabulary(t))) continue;
         divided_here = true;
         if (t.axes[d] == Axis::groups && t.sizes[d] < degree_) {
           shard_heads_within_groups(t, d);
@@ -88,7 +99,7 @@ class Partition {
       const int d = t.find(Axis::sequence);
       // Token ids, targets and the loss (rank 2, or the statistics that begin with the loss's rows) stay whole.
       const bool per_token = t.category == Category::activation && t.rank >= 3 && t.axes[0] == Axis::batch;
-      if (layout_[id] != replicated || d < 0 || !per_token) continue;
+      if (layout_[id] != replicated || d < 0 || !per_token || is_logits(t)) continue;
       t.sizes[d] /= degree_;
       t.over[d].append(all_);
       layout_[id] = sequence_sharded;
@@ -166,6 +177,40 @@ class Partition {
     gathered_[id] = w;
     out_.push_back(collective(OpKind::all_gather, id, w, cause));
     return w;
+  }
+
+  // Returns this rank's part of the gradient of whole logits, copied once: a product reads it as a matrix of its own.
+  TensorId own_logits(TensorId id, const Op& cause) {
+    if (!is_logits(piece_.tensors[id]) || layout(id) == divided) return id;
+    const auto [part, is_new] = own_logits_.try_emplace(id, kNoTensor);
+    if (is_new) {
+      part->second = add_own(id, kNoTensor);
+      out_.push_back(computation(OpKind::cast, "logits.split", cause.phase, {add_own(id, id)}, {part->second}));
+    }
+    return part->second;
+  }
+
+  // Emits the head's product, and gathers its result over the ranks. A collective stacks the ranks' parts, so a copy
+  // puts them side by side (torch.cat in all_gather_tensor() of PyTorch's _functional_collectives.py and in
+  // _gather_along_last_dim() of Megatron-LM's mappings.py).
+  void gather_logits(Op op) {
+    const TensorId result = op.writes[0], stacked = add_whole(result, Category::communication_buffer);
+    op.writes[0] = add_own(result, kNoTensor);
+    out_.push_back(op);
+    Op gather = collective(OpKind::all_gather, op.writes[0], stacked, op);
+    gather.name = "logits.all_gather";
+    out_.push_back(gather);
+    out_.push_back(computation(OpKind::cast, "logits.concatenate", op.phase, {stacked}, {result}));
+  }
+
+  // Adds this rank's part of a tensor like `id` along the vocabulary; `base`: what it is a view of, or none.
+  TensorId add_own(TensorId id, TensorId base) {
+    Tensor part = piece_.tensors[id];
+    part.sizes[part.rank - 1] /= degree_;
+    part.over[part.rank - 1].append(all_);
+    part.alias_of = base;
+    part.alias_begin = 0;
+    return add_tensor(part, divided);
   }
 
   TensorId whole(TensorId id, const Op& cause) { return layout(id) == sequence_sharded ? gather(id, cause) : id; }
@@ -292,7 +337,7 @@ class Partition {
       case OpKind::linear_weight_gradient:
         if (layout(op.writes[0]) == divided) {
           op.reads[0] = whole(op.reads[0], op);
-          op.reads[1] = whole(op.reads[1], op);
+          op.reads[1] = whole(own_logits(op.reads[1], op), op);
         } else {
           note_replicated(op.writes[0], op.reads[1]);
         }
@@ -323,6 +368,7 @@ class Partition {
         note_replicated(op.writes[2], op.reads[0]);
         break;
       case OpKind::bias_gradient:
+        if (layout(op.writes[0]) == divided) op.reads[0] = own_logits(op.reads[0], op);
         note_replicated(op.writes[0], op.reads[0]);
         break;
       case OpKind::add:
@@ -339,10 +385,14 @@ class Partition {
 
   void rewrite_product(Op op, const Op* next) {
     const bool divided_weight = layout(op.reads[1]) == divided;
+    if (divided_weight && op.kind == OpKind::linear_input_gradient) op.reads[0] = own_logits(op.reads[0], op);
     // The weight gradient's gather is issued before the input gradient, which overlaps it, as in Megatron-LM.
     if (divided_weight && next != nullptr && next->kind == OpKind::linear_weight_gradient) whole(next->reads[0], op);
-    if (options_.overlap && divided_weight && !op.plain && overlap(op)) return;
+    const TensorId result = op.writes[0];
+    const bool gathers = divided_weight && is_logits(piece_.tensors[result]) && layout(result) != divided;
+    if (options_.overlap && divided_weight && !op.plain && !gathers && overlap(op)) return;
     if (divided_weight) op.reads[0] = whole(op.reads[0], op);
+    if (gathers) return gather_logits(op);
     if (contracts_divided(op)) return emit_partial(op);
     out_.push_back(op);
   }
@@ -452,6 +502,7 @@ class Partition {
   const Block* block_ = nullptr;
   std::vector<std::uint8_t> layout_;
   std::vector<TensorId> gathered_;
+  std::map<TensorId, TensorId> own_logits_;  // by whole logits
   std::vector<Partial> partial_of_;
   std::vector<Replacement> replaced_;
   std::vector<TensorId> replicated_, shared_;  // gradients; parameters
@@ -472,6 +523,9 @@ void check(const Scenario& scenario) {
   const std::int64_t groups = model.effective_kv_heads();
   if (groups % t != 0 && t % groups != 0)
     fail("a divisor or a multiple of the model's " + std::to_string(groups) + " key/value heads");
+  if (!options.vocab_parallel_embedding && (model.tied_embeddings || model.mtp_num_layers > 0))
+    refuse(scenario.plan, "vocab_parallel_embedding",
+           "true where the embedding shares its table with the head, which is divided");
   if (model.ffn % t != 0) fail("a divisor of the MLP's width of " + std::to_string(model.ffn));
   if (model.shared_expert_ffn % t != 0)
     fail("a divisor of the shared experts' width of " + std::to_string(model.shared_expert_ffn));

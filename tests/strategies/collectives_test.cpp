@@ -199,6 +199,52 @@ TEST(TensorParallel, SplitsTheVocabularyOfEmbeddingAndLoss) {
 }
 
 // Megatron-LM's make-vocab-size-divisible-by is of each rank's part; elsewhere ranks need equal parts, no more.
+// One gather of the 16-bit logits; everything behind it is as large as without tensor parallelism, the product is not.
+TEST(TensorParallel, WholeLogitsAreGatheredOnceAndTheirGradientIsCut) {
+  for (const bool sequence_parallel : {false, true}) {
+    Scenario s = megatron_22b();
+    s.plan.tensor.sequence_parallel = sequence_parallel;
+    const Program divided = proven(s);
+    s.plan.tensor.loss_parallel = false;
+    const Program p = proven(s);
+    const Piece &head = piece_named(p, "head"), &other = piece_named(divided, "head");
+    const double logits = 4.0 * 2048 * 51200;
+    const auto is_gather = [](const Op& op) { return op.name == std::string_view("logits.all_gather"); };
+    EXPECT_EQ(std::ranges::count_if(head.forward.ops, is_gather), 1);
+    EXPECT_DOUBLE_EQ(bytes(*std::ranges::find_if(head.forward.ops, is_gather), head.tensors), 2 * logits);
+    EXPECT_EQ(count_ops(head.backward, OpKind::all_gather), count_ops(other.backward, OpKind::all_gather));
+    for (const Block* block : {&head.forward, &head.backward})
+      for (const Op& op : block->ops) {
+        const bool of_loss = op.kind == OpKind::cross_entropy || op.kind == OpKind::cross_entropy_backward;
+        if (of_loss || op.kind == OpKind::linear_weight_gradient) {
+          EXPECT_EQ(head.tensors[op.reads[of_loss ? 0 : 1]].elements(), logits / (of_loss ? 1 : 8));
+        }
+        EXPECT_NE(op.name, std::string_view("cross_entropy.all_reduce"));
+      }
+    const auto product = [](const Piece& piece) {
+      const auto is_product = [](const Op& op) { return op.kind == OpKind::linear; };
+      return flops(*std::ranges::find_if(piece.forward.ops, is_product), piece.tensors);
+    };
+    EXPECT_DOUBLE_EQ(product(head), product(other));
+  }
+}
+
+TEST(TensorParallel, AWholeEmbeddingIsLookedUpWithoutASum) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+  s.workload = {4096, 0, 1};
+  s.plan.framework.stack = framework::Stack::fsdp;
+  s.plan.tensor.degree = 8;
+  s.plan.tensor.sequence_parallel = true;
+  s.plan.tensor.vocab_parallel_embedding = false;
+  const Program p = proven(s);
+  const Piece& embedding = piece_named(p, "embedding");
+  EXPECT_EQ(embedding.tensors[embedding.parameters.at(0).parameter].elements(), 128256 * 4096);
+  EXPECT_EQ(count_ops(embedding.forward, OpKind::reduce_scatter), 0);
+  EXPECT_EQ(count_ops(embedding.backward, OpKind::all_gather), 1);  // each rank sums the gradient of all tokens
+  s.model.tied_embeddings = true;
+  EXPECT_THAT(refusal_of(s), testing::HasSubstr("/plan/vocab_parallel_embedding: found false, expected true where"));
+}
+
 TEST(TensorParallel, PadsTheVocabularyForEqualParts) {
   for (const framework::Stack stack : {framework::Stack::megatron_core, framework::Stack::fsdp}) {
     Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 1);  // 50,257 tokens
