@@ -215,7 +215,9 @@ SgdRates sgd_rates(const KernelCall& call) {
 const Operand* squared_norm(const KernelCall& call) {
   const auto at = static_cast<std::size_t>(norm_operand(call.op.kind));
   if (!call.has_read(at)) return nullptr;
-  call.require(elements(call.read(at)) == 1, "the norm is one number");
+  const std::int64_t norms = elements(call.read(at));
+  call.require(norms == 1 || (call.op.kind == OpKind::scale && elements(call.read(0)) % norms == 0),
+               "the norm is one number, or one for each part of what is scaled");
   call.require(call.op.divides ? call.op.learning_rate > 0 : call.op.clip_limit > 0,
                "gradients are clipped to a positive norm, or divided by one at a rate");
   return &call.read(at);

@@ -31,6 +31,7 @@
   X(zeropp)                  \
   X(mics)                    \
   X(data_parallel)           \
+  X(muon)                    \
   X(flexmoe)                 \
   X(compressed_gradients)    \
   X(offload)                 \

@@ -22,8 +22,12 @@ void gradient_norm(const Call& call) {
 
 void scale(const Call& call) {
   const Buffer &x = call.read(0), &y = call.write(0);
-  const double factor = factor_of(call);
-  for (std::int64_t i = 0; i < y.elements(); ++i) y.data[i] = static_cast<float>(factor * x.data[i]);
+  const Operand* const squares = squared_norm(call);
+  const std::int64_t parts = squares == nullptr ? 1 : Buffer(*squares).elements(), part = y.elements() / parts;
+  for (std::int64_t p = 0; p < parts; ++p) {
+    const double factor = squares == nullptr ? call.op.scale : clipped_factor(call.op, Buffer(*squares).data[p]);
+    for (std::int64_t i = p * part; i < (p + 1) * part; ++i) y.data[i] = static_cast<float>(factor * x.data[i]);
+  }
 }
 
 // Kingma & Ba 2015 (arXiv 1412.6980), algorithm 1; Loshchilov & Hutter 2019 (arXiv 1711.05101), algorithm 2.

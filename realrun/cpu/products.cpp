@@ -124,18 +124,19 @@ void batched_matmul(const Call& call) {
     }
     return View(operand.data + index * size(operand, 0) * size(operand, 1), size(operand, 0), size(operand, 1));
   };
-  std::ranges::fill(c.span(), 0.0f);
+  if (!call.op.accumulate) std::ranges::fill(c.span(), 0.0f);
+  const auto scale = static_cast<float>(call.op.scale);
   for (std::int64_t p = 0; p < products; ++p) {
     const View left = matrix(a, p), right = matrix(b, p);
     View result = matrix(c, p);
     if (call.op.transpose_a && call.op.transpose_b) {
-      result.noalias() += left.transpose() * right.transpose();
+      result.noalias() += scale * left.transpose() * right.transpose();
     } else if (call.op.transpose_a) {
-      result.noalias() += left.transpose() * right;
+      result.noalias() += scale * left.transpose() * right;
     } else if (call.op.transpose_b) {
-      result.noalias() += left * right.transpose();
+      result.noalias() += scale * left * right.transpose();
     } else {
-      result.noalias() += left * right;
+      result.noalias() += scale * left * right;
     }
   }
 }

@@ -392,7 +392,10 @@ class Gpu final : public CudaBackend {
       dequantise(on, from.data, scale_of(from.data), to->data(), wide.a.dtype, elements);
       return to->data();
     };
-    moved = {.a = widened(reads[plan.a_read], a), .b = widened(reads[plan.b_read], b), .c = operands.c};
+    moved = {.a = widened(reads[plan.a_read], a),
+             .b = widened(reads[plan.b_read], b),
+             .c = operands.c,
+             .scale = operands.scale};
     return run_product(wide, plan.launches, false, moved, s);
   }
 
@@ -408,7 +411,8 @@ class Gpu final : public CudaBackend {
     Matmul::Operands operands{.a = reads[plan.a_read].data,
                               .b = reads[plan.b_read].data,
                               .c = writes[0].data,
-                              .bias_stride = plan.bias_stride};
+                              .bias_stride = plan.bias_stride,
+                              .scale = plan.scale};
     std::optional<Temporary> rounded;
     const auto round = [&](const BlasMatrix& m, std::size_t read, const void*& data) {
       Tensor narrow = *reads[read].tensor;

@@ -26,6 +26,7 @@ class Matmul {
     void* c = nullptr;
     const void* bias = nullptr;                          // in c's dtype
     std::int64_t bias_stride = 0;                        // MatmulPlan::bias_stride
+    float scale = 1;                                     // of the product, before c is added
     const float *a_scale = nullptr, *b_scale = nullptr;  // fp8: device memory; nullptr: 1
   };
   struct LaunchContext {

@@ -131,7 +131,10 @@ MatmulPlan plan_batched(const KernelCall& call) {
     left *= a.sizes[d], right *= b.sizes[d], result *= c.sizes[d];
   }
   fold_into_matrices(p);
-  return plan_of(call, p);
+  MatmulPlan plan = plan_of(call, p);
+  plan.scale = static_cast<float>(call.op.scale);
+  for (BlasLaunch& launch : plan.launches) launch.accumulate = launch.accumulate || call.op.accumulate;
+  return plan;
 }
 
 MatmulPlan plan_of_mask(const KernelCall& call) {

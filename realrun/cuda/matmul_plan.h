@@ -46,6 +46,7 @@ struct MatmulPlan {
   // The operand is an fp32 gradient of a result and the other operand has 16 bits: the gradient is rounded to that
   // dtype first, as torch.autocast does. Router logits are such results. The product's dtypes are those after rounding.
   bool round_a = false, round_b = false;
+  float scale = 1;                   // of the product
   bool bias = false;                 // reads[2] is added to every row of the result
   std::int64_t bias_stride = 0;      // elements of the bias per matrix of the batch; 0: all share one
   std::vector<BlasLaunch> launches;  // in this order

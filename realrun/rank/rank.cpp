@@ -349,9 +349,16 @@ class Rank {
     const bool keeps = setup_.options.keep_tensors;
     for (std::size_t i = begin; i < end; ++i) {
       if (i == summed && keeps) held_.keep_gradients(instance);
-      if (!ops[i].is_part && !instance.plan->reduces_norm(ops[i])) run_op({instance, kOfStep, kUpdateBlock, i});
+      if (ops[i].is_part || instance.plan->reduces_norm(ops[i])) continue;
+      const OpCall call{instance, kOfStep, kUpdateBlock, i};
+      has_turn(ops[i], instance) ? run_op(call) : memory_.end_lives(call, kUpdateBlock, i);
     }
     if (part == kStepEnd.back() && summed == ops.size() && keeps) held_.keep_gradients(instance);
+  }
+
+  bool has_turn(const Op& op, const Instance& instance) const {
+    const std::int64_t ranks = program_.mesh.size(op.turns);
+    return static_cast<std::int64_t>(instance.number) % ranks == position_.coordinate(op.turns);
   }
 
   const RunSetup& setup_;

@@ -406,7 +406,7 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
   } else {
     const DocumentPairs* const documents = !op.documents.has_value() ? nullptr : documents_charged(op, tensors);
     cost = kernel_cost(op, tensors, instances, documents);
-    const double share = charged_share(op, tensors);
+    const double share = charged_share(op, tensors) * op.share;
     cost.seconds *= share, cost.waiting *= share, cost.flops *= share;
     cost.last_seconds = cost.seconds / op.count;
     if (const Load* const load = row_load(op, tensors)) cost.flops /= load->busiest_rank;

@@ -208,7 +208,8 @@ struct Op {
   bool divides = false;
 
   // What multiplies the operand of scale, the numbers that quantisers read, the scores of softmax and of its
-  // derivative, the gradients that optimizers read, and the results of cross_entropy_backward and router_loss_backward.
+  // derivative, the gradients that optimizers read, and the results of batched_matmul, cross_entropy_backward and
+  // router_loss_backward.
   double scale = 1;
   float probability = 0;  // dropout and its derivative: that an element becomes zero
   float epsilon = 0;      // norm: added to the variance
@@ -229,8 +230,13 @@ struct Op {
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
   MeshGroup group;
   // The share of bytes that the op moves. For a redistribution: of the tensor's bytes (Redistribution::share). For a
-  // part of a reduction (`is_part`, below): of the whole op's bytes.
+  // part of a reduction (`is_part`, below): of the whole op's bytes. For ops that ranks take turns at (`turns`): of the
+  // piece's instances.
   double share = 1;
+  // The ranks of this group take turns: the op of a rank's i-th instance, counted over all pieces, runs on rank
+  // i % size of the group, and nowhere else. What it writes into a part of a buffer is zero on the others, so that the
+  // sum over the ranks has it all. Only in the update. Empty: the op runs on all ranks.
+  MeshGroup turns;
   Reduction reduction = Reduction::sum;
   // For an all-reduce of the update, in place of `group`: the entry in Program::stage_groups. The group is the ranks of
   // these stages that have this rank's other coordinates.

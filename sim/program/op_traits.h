@@ -16,7 +16,8 @@ enum class OpKind : std::uint8_t {
   linear,                  // reads x, w [, bias];   writes y
   linear_input_gradient,   // reads dy, w;           writes dx
   linear_weight_gradient,  // reads x, dy;           writes dw (accumulated)
-  batched_matmul,  // reads a, b;            writes c; the last two dims multiply (transpose_a/b), the others batch
+  batched_matmul,  // reads a, b;            writes c, times Op::scale (accumulated); the last two dims multiply
+                   // (transpose_a/b), the others batch
 
   // Attention. qkv: [batch, sequence, groups, group_heads, head_dim] fused, or q and kv apart (cross attention, CP). In
   // a separate kv, each group holds its key, as wide as a query, and then its value, as wide as the context: two parts
@@ -120,7 +121,8 @@ enum class OpKind : std::uint8_t {
   // Optimizer, on the flat buffers of a piece; scale also on other tensors.
   gradient_norm,  // reads gradients; writes a scalar: the square of their norm (sim/program/step_end.h)
                   // reads such scalars; writes their sum
-  scale,          // reads x [, norm]; writes x times Op::scale, clipped (clipped_factor() of realrun/kernel.h)
+  scale,          // reads x [, norm]; writes x times Op::scale, clipped (clipped_factor() of realrun/kernel.h). A norm
+                  // of several numbers has one for each index of x's first dimension, or for each equal part of it
   subtract,       // reads a, b; writes a - b
   adam,           // reads gradient and states [, norm]; writes parameter [, master], exp_avg, exp_avg_sq
   sgd,            // reads gradient, weight [, momentum] [, norm]; writes parameter [, master] [, momentum]
@@ -254,7 +256,7 @@ inline constexpr std::array kTable{
     ROW(linear_weight_gradient, .op_class = matrix_product, .reads = 0b11, .writes = 0b1, .accumulates = 0b1,
         .why_none = kIsDerivative, .linear = 0b10, .sums = true),
     // Which factor of the derivative is transposed follows from whether b is.
-    ROW(batched_matmul, .op_class = matrix_product, .reads = 0b11, .writes = 0b1,
+    ROW(batched_matmul, .op_class = matrix_product, .reads = 0b11, .writes = 0b1, .accumulates = 0b1,
         .derivative = {.ops = {{{OpKind::batched_matmul, {dy, read1}, 0b1},
                              {OpKind::batched_matmul, {read0, dy}, 0b10}}}}, .linear = 0b11, .product = true,
         .sums = true),

@@ -276,8 +276,12 @@ void PieceCheck::run(const Block& block, const char* name) {
 }
 
 void PieceCheck::step(const Op& op) {
-  for (const TensorId id : op.reads)
-    if (id != kNoTensor) expect_there(id);
+  for (const TensorId id : op.reads) {
+    if (id == kNoTensor) continue;
+    expect_there(id);
+    if (const auto made = by_turns_.find(storage_of(piece_, id)); made != by_turns_.end() && op.turns.empty())
+      if (!made->second.empty()) write(id, owed(id) | made->second);
+  }
   if (traits_of(op.kind).of_update || op.kind == OpKind::scale) cut(op.reads[0]);
   if (is_communication(op.kind)) {
     communicate(op);
@@ -299,6 +303,10 @@ void PieceCheck::step(const Op& op) {
     // Parameters that the host has updated, or that are cast from the optimizer's copy.
     if (cast || op.kind == OpKind::copy) updated(op.writes[0]);
   }
+  if (op.kind == OpKind::zero_fill) by_turns_.try_emplace(storage_of(piece_, op.writes[0]));
+  if (!op.turns.empty())
+    for (const TensorId id : op.writes)
+      if (id != kNoTensor && by_turns_.contains(storage_of(piece_, id))) by_turns_[storage_of(piece_, id)] = op.turns;
   if (!workers_.empty()) follow_common(op);
 }
 

@@ -171,6 +171,8 @@ class PieceCheck {
   std::map<TensorId, std::size_t> parameter_of_;                // by gradient
   std::map<TensorId, std::map<std::size_t, MeshGroup>> flats_;  // owed by each parameter in a buffer of gradients
   std::set<TensorId> cuts_;                                     // of flats_: the parts that no collective has produced
+  // By storage that an op has filled with zeros: the ranks that have written to it by turns (Op::turns).
+  std::map<TensorId, MeshGroup> by_turns_;
   std::map<TensorId, const PackedGradients*> packings_;
   std::set<TensorId> norms_;
   std::map<TensorId, MeshGroup> stale_;

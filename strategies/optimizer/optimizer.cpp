@@ -8,6 +8,7 @@
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
 #include "strategies/layer_plans.h"
+#include "strategies/muon/muon.h"
 
 namespace orrery::optimizer {
 namespace {
@@ -31,6 +32,17 @@ TensorId flat(Piece& piece, const char* name, Category category, Dtype dtype, st
 }
 
 bool is_adam(const Options& options) { return options.rule == Rule::adam || options.rule == Rule::adamw; }
+
+// Muon's matrices have a momentum, and sets of their own; what it leaves has AdamW's moments.
+bool is_matrix(const Piece& piece, const ParameterGradient& p) { return muon::matrices_of(piece, p.parameter).any; }
+Rule rule_of(const Options& options, const Piece& piece, const ParameterSet& set) {
+  if (options.rule != Rule::muon) return options.rule;
+  const auto number = static_cast<std::size_t>(&set - piece.sets.data());
+  const bool matrices = std::ranges::any_of(piece.parameters, [&](const ParameterGradient& p) {
+    return p.set == number && !piece.tensors[p.parameter].shared && is_matrix(piece, p);
+  });
+  return matrices ? Rule::sgd_momentum : Rule::adamw;
+}
 
 struct Gradients {
   Dtype dtype;
@@ -120,9 +132,10 @@ bool is_quantised(Dtype dtype) { return bits_of(dtype) < 16; }
 void add_update(Piece& piece, const ParameterSet& set, const Options& options, bool master_copy,
                 const Scaling& scaling) {
   const std::int64_t elements = piece.tensors[set.parameters].elements();
-  const bool adam = is_adam(options);
+  const Rule rule = rule_of(options, piece, set);
+  const bool adam = rule == Rule::adam || rule == Rule::adamw;
   Op update = over_buffers(adam ? OpKind::adam : OpKind::sgd, adam ? "adam" : "sgd", {set.gradients}, {});
-  update.decoupled_weight_decay = options.rule != Rule::adam;
+  update.decoupled_weight_decay = rule != Rule::adam;
   std::size_t w = 0;
   const Dtype storage = piece.tensors[set.parameters].dtype;
   const bool quantised = is_quantised(storage);
@@ -135,7 +148,7 @@ void add_update(Piece& piece, const ParameterSet& set, const Options& options, b
   else if (master)
     update.writes[w++] = flat(piece, "master_parameters", Category::optimizer_state, Dtype::fp32, elements);
   const Dtype moments = moment_dtype(options.moments);
-  if (adam || options.rule == Rule::sgd_momentum)
+  if (adam || rule == Rule::sgd_momentum)
     update.writes[w++] = flat(piece, "first_moment", Category::optimizer_state, moments, elements);
   if (adam) update.writes[w++] = flat(piece, "second_moment", Category::optimizer_state, moments, elements);
   // States are read and written, and so is the parameter itself if it has no master copy.
@@ -230,6 +243,8 @@ void rewrite(const Scenario& scenario, Program& program) {
     const data_parallel::Sharding sharding = data_parallel::sharding_of(scenario, plans.of(piece), program);
     const bool own_masters = sharding.fp32_weights;
     data_parallel::divide_into_sets(scenario, sharding, piece);
+    if (scenario.plan.optimizer.rule == Rule::muon)
+      split_sets(piece, [&](const ParameterGradient& p) { return is_matrix(piece, p); });
     lay_out(piece, program.mesh, scenario.plan.optimizer, scenario.plan.optimizer.master_parameters && !own_masters,
             gradients);
   }
@@ -252,7 +267,7 @@ double bytes_kept_per_parameter(const Plan& plan) {
   const bool fp32_shards = masters && plan.data.zero_stage == 3 && framework::stack_of(plan).shards_in_fp32;
   double kept = fp32_shards ? bytes(Dtype::fp32) : bytes(plan.precision.storage());
   if (masters && !fp32_shards) kept += bytes(options.parameter_remainders ? Dtype::bf16 : Dtype::fp32);
-  const int moments = is_adam(options) ? 2 : options.rule == Rule::sgd_momentum ? 1 : 0;
+  const int moments = is_adam(options) ? 2 : options.rule == Rule::sgd ? 0 : 1;
   return kept + moments * bytes(moment_dtype(options.moments));
 }
 

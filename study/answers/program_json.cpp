@@ -54,10 +54,12 @@ static void to_json(OrderedJson& json, const Digit& digit) {
 namespace {
 
 OrderedJson op_json(const Program& program, const Piece& piece, const Op& op) {
-  OrderedJson group = OrderedJson::array(), stages = OrderedJson::array();
+  OrderedJson group = OrderedJson::array(), turns = OrderedJson::array(), stages = OrderedJson::array();
   const std::span<const Digit> digits = program.mesh.digits();
-  for (std::size_t d = 0; d < digits.size(); ++d)
+  for (std::size_t d = 0; d < digits.size(); ++d) {
     if (op.group.contains(static_cast<int>(d))) group.push_back(digits[d].name);
+    if (op.turns.contains(static_cast<int>(d))) turns.push_back(digits[d].name);
+  }
   if (op.stages.has_value()) stages = program.stage_groups[op.stages.value()];
   return {{"kind", name_of(op.kind)},
           {"name", op.name},
@@ -67,6 +69,7 @@ OrderedJson op_json(const Program& program, const Piece& piece, const Op& op) {
           {"reads", numbers_of(op.reads)},
           {"writes", numbers_of(op.writes)},
           {"group", std::move(group)},
+          {"turns", std::move(turns)},
           {"stages", std::move(stages)},
           {"every", op.every},
           {"count", op.count},

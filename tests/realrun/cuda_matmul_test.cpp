@@ -40,7 +40,7 @@ auto& element(Memory& memory, const BlasMatrix& m, std::int64_t offset, std::int
 // rows), of a batch so many elements apart (CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE); here C is D. The batch counts of
 // all layouts agree.
 void emulate(const BlasProduct& p, const BlasLaunch& launch, const Values& a, const Values& b, const Values* bias,
-             std::int64_t bias_stride, Values& c) {
+             std::int64_t bias_stride, float scale, Values& c) {
   if (p.a.batch != p.c.batch || p.b.batch != p.c.batch) throw std::out_of_range("batch counts differ");
   const auto expect_shape = [](const BlasMatrix& m, bool transposed, std::int64_t rows, std::int64_t columns) {
     if (m.rows != (transposed ? columns : rows) || m.columns != (transposed ? rows : columns))
@@ -61,6 +61,7 @@ void emulate(const BlasProduct& p, const BlasLaunch& launch, const Values& a, co
           sum += left * right;
         }
         float& result = element(c, p.c, launch.c_offset, batch, row, column);
+        sum *= scale;
         if (bias != nullptr) sum += bias->at(static_cast<std::size_t>(batch * bias_stride + row));
         result = static_cast<float>(launch.accumulate ? result + sum : sum);
       }
@@ -109,7 +110,7 @@ Result run(const Op& op, const std::vector<Tensor>& read_tensors, const Tensor& 
     EXPECT_TRUE(product.transpose_a && !product.transpose_b);
   }
   for (const BlasLaunch& launch : r.plan.launches)
-    emulate(product, launch, a, b, r.plan.bias ? &values[2] : nullptr, r.plan.bias_stride, r.actual);
+    emulate(product, launch, a, b, r.plan.bias ? &values[2] : nullptr, r.plan.bias_stride, r.plan.scale, r.actual);
   return r;
 }
 
@@ -214,6 +215,9 @@ TEST(CudaMatmul, BatchedProductsAreTheCpusWhateverIsShared) {
           what += " " + std::to_string(batches.a[d]) + "/" + std::to_string(batches.b[d]) + "/" +
                   std::to_string(batches.c[d]);
         expect_equal(run(op, {a, b}, c), what);
+        op.accumulate = true;
+        op.scale = 0.5;
+        expect_equal(run(op, {a, b}, c), what + ", scaled and added");
       }
 }
 

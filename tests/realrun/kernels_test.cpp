@@ -104,6 +104,24 @@ KERNEL_TEST(BatchedMatmulKernel, SharesKeysAmongGroupedQueries) {
     }
 }
 
+KERNEL_TEST(BatchedMatmulKernel, ScalesTheProductAndAddsIt) {
+  Op op = op_of(batched_matmul);
+  Operand a = random_operand({{2}, {3}, {4}}, 1), b = random_operand({{2}, {4}, {5}}, 2),
+          sum = random_operand({{2}, {3}, {5}}, 3);
+  const Values product = call(op, {a, b}, {sum.tensor})[0], before = sum.values;
+  op.scale = -2.5;
+  const Values scaled = call(op, {a, b}, {sum.tensor})[0];
+  op.accumulate = true;
+  const std::array<orrery::Operand, 2> reads{orrery::Operand{a.values.data(), &a.tensor},
+                                             orrery::Operand{b.values.data(), &b.tensor}};
+  const std::array<orrery::Operand, 1> writes{orrery::Operand{sum.values.data(), &sum.tensor}};
+  kernel_runner()(op, reads, writes, {});
+  for (std::size_t i = 0; i < product.size(); ++i) {
+    EXPECT_NEAR(scaled[i], -2.5 * product[i], 1e-5);
+    EXPECT_NEAR(sum.values[i], before[i] - 2.5 * product[i], 1e-5);
+  }
+}
+
 KERNEL_TEST(BatchedMatmulKernel, DerivativesAreSlopes) {
   Op op = op_of(batched_matmul);
   const Tensor q = parameter({{2}, {3}, {4}, {5}, {6}}), k = parameter({{2}, {3}, {1}, {7}, {6}}),
@@ -924,7 +942,15 @@ KERNEL_TEST(ScaleKernel, MultipliesAndClipsTheNormOfWhatComesOut) {
   op.clip_limit = 0;
   EXPECT_THROW(call(op, {x, norm(5)}, {x.tensor}), std::logic_error) << "clipped to nothing";
   op.clip_limit = 3;
-  EXPECT_THROW(call(op, {x, x}, {x.tensor}), std::logic_error) << "a norm of three numbers";
+  const Operand squares{plain({{2}}), {36, 0.25f * 0.25f}}, two{plain({{2}, {3}}), {1, -2, 3, 1, -2, 3}};
+  EXPECT_THROW(call(op, {x, squares}, {x.tensor}), std::logic_error) << "two norms of three numbers";
+  const Values each = call(op, {two, squares}, {two.tensor})[0];
+  EXPECT_NEAR(each[2], 1.5, 1e-6) << "3 is not clipped";
+  EXPECT_NEAR(each[5], 1.5, 1e-6);
+  op.scale = 1000;
+  const Values normed = call(op, {two, squares}, {two.tensor})[0];
+  EXPECT_NEAR(normed[2], 3.0 * 3 / 6, 1e-5);
+  EXPECT_NEAR(normed[5], 3.0 * 3 / 0.25, 1e-5);
 }
 
 // The optimizers' kernels scale as a pass before them would have.

@@ -620,5 +620,67 @@ TEST(PowerSgd, IsTheSerialAlgorithm) {
   }
 }
 
+// Muon's iteration on one matrix, by its definition (Jordan et al. 2024).
+Values orthogonalised(Values x, std::size_t rows, std::size_t columns) {
+  const auto product = [](const Values& a, const Values& b, std::size_t m, std::size_t k, std::size_t n) {
+    Values c(m * n);
+    for (std::size_t i = 0; i < m; ++i)
+      for (std::size_t j = 0; j < n; ++j)
+        for (std::size_t l = 0; l < k; ++l) c[i * n + j] += a[i * k + l] * b[l * n + j];
+    return c;
+  };
+  const auto transposed = [](const Values& a, std::size_t m, std::size_t n) {
+    Values t(a.size());
+    for (std::size_t i = 0; i < m; ++i)
+      for (std::size_t j = 0; j < n; ++j) t[j * m + i] = a[i * n + j];
+    return t;
+  };
+  if (rows > columns) return transposed(orthogonalised(transposed(x, rows, columns), columns, rows), columns, rows);
+  double squares = 0;
+  for (const double value : x) squares += value * value;
+  for (double& value : x) value /= std::sqrt(squares);
+  for (int i = 0; i < 5; ++i) {
+    const Values a = product(x, transposed(x, rows, columns), rows, columns, rows);
+    const Values b = combine(-4.7750, a, 2.0315, product(a, a, rows, rows, rows));
+    x = combine(3.4445, x, 1, product(b, x, rows, rows, columns));
+  }
+  return x;
+}
+
+// Steps so small that gradients stay as they are: momenta are then multiples of them, and all steps are equal.
+TEST(Muon, IsTheSerialAlgorithm) {
+  constexpr double kRate = 1e-4;
+  const std::string muon = R"({"optimizer": "muon", "clip_grad": 0)";
+  const Scenario scenario = tiny(muon + "}"), shared = tiny(muon + R"(, "zero_stage": 1})");
+  const Execution begin = execute(scenario, steps(1, 0)),
+                  summed = execute(tiny(R"({"optimizer": "sgd", "clip_grad": 0})"), steps(1, 0.05));
+  for (const std::int64_t count : {1, 3})
+    for (const Scenario& layout : {scenario, shared}) {
+      const Execution run = execute(layout, steps(count, kRate));
+      std::size_t matrices = 0;
+      for (std::size_t t = 0; t < run.parameters.size(); ++t) {
+        const WholeTensor &from = begin.parameters[t], &to = run.parameters[t], &one = summed.parameters[t];
+        const bool of_layer = from.name.starts_with("layer");
+        constexpr std::size_t kHidden = 32;
+        if (!of_layer || from.values.size() < kHidden * kHidden) continue;  // a vector
+        Values gradient, moved;
+        for (std::size_t i = 0; i < from.values.size(); ++i) {
+          gradient.push_back((from.values[i] - one.values[i]) / 0.05);
+          moved.push_back((from.values[i] - to.values[i]) / (kRate * static_cast<double>(count)));
+        }
+        // Every matrix of a layer has the hidden width as its first or as its last dimensions.
+        std::size_t rows = static_cast<std::size_t>(from.sizes[0]);
+        for (std::size_t d = 1; rows != kHidden && d + 1 < from.sizes.size(); ++d)
+          rows *= static_cast<std::size_t>(from.sizes[d]);
+        const std::size_t columns = gradient.size() / rows;
+        Values expected = orthogonalised(gradient, rows, columns);
+        for (double& value : expected) value *= 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)));
+        EXPECT_LT(distance(moved, expected, Values(expected.size())), 0.03) << count << " steps: " << from.name;
+        ++matrices;
+      }
+      EXPECT_GT(matrices, 4u);
+    }
+}
+
 }  // namespace
 }  // namespace orrery

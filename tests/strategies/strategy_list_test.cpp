@@ -77,7 +77,7 @@ TEST(StrategyList, CallsAPlanByTheWordsOfItsStrategies) {
                   "all-gather-context", "expert", "pipeline", "interleaved", "recompute-selective", "recompute-full",
                   "recompute-op", "recompute-all-but-attention", "activation-offload", "memo", "qlora", "local-updates",
                   "zero-topo", "hpz", "qwz", "int8-copy", "qgz", "mics", "data", "zero-1", "zero-2", "zero-3",
-                  "onebit-adam", "zero-one-adam", "powersgd", "top-k", "offload"));
+                  "muon", "onebit-adam", "zero-one-adam", "powersgd", "top-k", "offload"));
 }
 
 TEST(StrategyList, SaysWhatCannotBeExecutedYet) {

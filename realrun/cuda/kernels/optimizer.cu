@@ -45,11 +45,13 @@ std::int64_t square_blocks(const Call& call) {
 // clipped_factor() (realrun/kernel.h) if there is a norm, else the factor.
 struct Scaling {
   float factor, limit, penalty;  // penalty above 0: divide by 1 + penalty x norm, in place of clipping
-  const float* square;
-  __device__ float operator()() const {
-    if (square == nullptr) return factor;
-    if (penalty > 0) return factor / (1 + penalty * (*square > 0 ? sqrtf(*square) : 0));
-    const float norm = fabsf(factor) * sqrtf(*square);
+  const float* squares;
+  // `of`: which of several norms.
+  __device__ float operator()(std::int64_t of = 0) const {
+    if (squares == nullptr) return factor;
+    const float square = squares[of];
+    if (penalty > 0) return factor / (1 + penalty * (square > 0 ? sqrtf(square) : 0));
+    const float norm = fabsf(factor) * sqrtf(square);
     return factor * fminf(1, limit / (norm + static_cast<float>(kClippingEpsilon)));
   }
 };
@@ -62,10 +64,10 @@ Scaling scaling_of(const Call& call) {
 }
 
 template <int kVector>
-__global__ void scale_kernel(std::int64_t elements, Scaling scaling, Any x, Any y) {
+__global__ void scale_kernel(std::int64_t elements, std::int64_t part, Scaling scaling, Any x, Any y) {
   const std::int64_t i = thread_number() * kVector;
   if (i >= elements) return;
-  const float factor = scaling();
+  const float factor = scaling(i / part);
   float values[kVector];
   load_vector<kVector>(x, i, values);
 #pragma unroll
@@ -168,7 +170,9 @@ void gradient_norm(const Call& call) {
 void scale(const Call& call) {
   const std::int64_t n = elements(call.write(0));
   const Any in = call.in(0), out = call.out(0);
-  ORRERY_LAUNCH_WIDE(call, wide(n, {in, out}), scale_kernel, Elements{n}, 0, n, scaling_of(call), in, out);
+  const Operand* const squares = squared_norm(call);
+  const std::int64_t part = squares == nullptr ? n : n / elements(*squares);  // that has a norm of its own
+  ORRERY_LAUNCH_WIDE(call, wide(part, {in, out}), scale_kernel, Elements{n}, 0, n, part, scaling_of(call), in, out);
 }
 
 void subtract(const Call& call) {

@@ -583,12 +583,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
   const auto& chosen_for = *reinterpret_cast<const Preference*>(algorithm);
   const auto aligned = [](const void* p, std::uint32_t to) { return reinterpret_cast<std::uintptr_t>(p) % to == 0; };
   if (!aligned(a, chosen_for.a) || !aligned(b, chosen_for.b) || !aligned(c, chosen_for.c) ||
-      workspace_bytes < chosen_for.workspace || workspace == nullptr || *static_cast<const float*>(alpha) != 1)
+      workspace_bytes < chosen_for.workspace || workspace == nullptr)
     return CUBLAS_STATUS_INVALID_VALUE;
   const Operation o = as<Operation>(operation);
   const Layout la = as<Layout>(a_layout), lb = as<Layout>(b_layout), lc = as<Layout>(c_layout);
   if (!is_supported(o, la, lb, lc)) return CUBLAS_STATUS_NOT_SUPPORTED;
-  const float factor = *static_cast<const float*>(beta);
+  const float factor = *static_cast<const float*>(beta), of_product = *static_cast<const float*>(alpha);
   push(stream, [=] {
     ++known.products;
     if (chosen_clock) happen(stream, {Kind::product, chosen_clock->product_seconds, nullptr});
@@ -605,7 +605,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
             const std::int64_t at_b = o.transpose_b == CUBLAS_OP_T ? i * lb.leading + column : column * lb.leading + i;
             sum += load(a, ta, batch * la.stride + at_a) * load(b, tb, batch * lb.stride + at_b);
           }
-          sum *= scale;
+          sum *= of_product * scale;
           const std::int64_t at = batch * lc.stride + column * lc.leading + row;
           if (factor != 0) sum += factor * load(c, tc, at);
           if (o.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += load(o.bias, tc, batch * o.bias_stride + row);
