@@ -27,6 +27,6 @@ int main(int argc, char** argv) {
   orrery::add_calibrate(app);
   orrery::add_bench(app);
   const int code = orrery::run_command_line("orrery-gpu", [&] { line.parse(argc, argv); });
-  orrery::tell_launcher_of_end();
+  orrery::tell_launcher_of_end(code);
   return code;
 }

@@ -209,11 +209,13 @@ class Processes {
   Processes& operator=(const Processes&) = delete;
 
   // Waits until mpirun has ended or a signal has come, and passes lines of its standard error to `hear`. Returns its
-  // wait status. Throws ExecutionError if `watch` sees a failure that mpirun does not.
+  // exit code, or minus the signal that has ended it. Throws ExecutionError if `watch` sees a failure that mpirun does
+  // not. Open MPI 4.1's mpirun sometimes waits for itself when its ranks have ended (PMIx_server_finalize locks a mutex
+  // that it holds). It is then killed, and the code is that of the ranks.
   template <class Hear>
   std::optional<int> wait(const Hear& hear, RankWatch& watch) {
     bool open = true;
-    std::optional<std::chrono::steady_clock::time_point> seen;
+    std::optional<std::chrono::steady_clock::time_point> seen, all_ended;
     while (received == 0) {
       pollfd look{open ? errors_ : -1, POLLIN, 0};  // negative: none
       poll(&look, 1, kLookMilliseconds);
@@ -221,13 +223,19 @@ class Processes {
       open = read_lines(hear) && open;
       if (ended) {
         if (!line_.empty()) hear(line_);
-        return status_;
+        return WIFEXITED(status_) ? WEXITSTATUS(status_) : -WTERMSIG(status_);
       }
       const std::string wrong = watch.look();
       const auto now = std::chrono::steady_clock::now();
       if (!wrong.empty() && !seen) seen = now;
       if (seen && now - *seen > std::chrono::milliseconds(kGraceMilliseconds))
         throw ExecutionError(wrong + ", and mpirun has not noticed");
+      const std::optional<int> code = watch.ended();
+      if (code && !all_ended) all_ended = now;
+      if (all_ended && now - *all_ended > std::chrono::milliseconds(kGraceMilliseconds)) {
+        end_within(0);
+        return code;
+      }
     }
     kill(pid_, SIGTERM);
     end_within(kGraceMilliseconds);
@@ -310,17 +318,16 @@ void hear(std::string_view line, std::string_view says, const ExecutionOptions& 
   }
 }
 
-// `lost`: what the watch reports about the ranks, or "".
-[[noreturn]] void fail(const std::string& program, int status, const Heard& heard, const std::string& lost) {
-  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+// `code`: mpirun's exit code, or minus the signal that has ended it. `lost`: what the watch reports about the ranks, or
+// "".
+[[noreturn]] void fail(const std::string& program, int code, const Heard& heard, const std::string& lost) {
   std::string said = heard.first_rank;
   if (said.empty() && !lost.empty()) said = lost + " (killed, or out of memory?)";
   if (said.empty())
     for (const std::string& line : heard.all_else) said += (said.empty() ? "" : " ") + line;
   if (code == kBadInput)
     throw InputError({program, ""}, fmt::format("the ranks' error \"{}\"", said), "a scenario that they can run");
-  const std::string end =
-      code >= 0 ? fmt::format("exit code {}", code) : fmt::format("signal {} for mpirun", WTERMSIG(status));
+  const std::string end = code >= 0 ? fmt::format("exit code {}", code) : fmt::format("signal {} for mpirun", -code);
   throw ExecutionError(fmt::format("the ranks ended with {}: {}", end, said.empty() ? "there is no message" : said));
 }
 
@@ -338,10 +345,10 @@ JobResults execute_ranks_over_mpi(const RankJob& job, const ExecutionOptions& op
   Heard heard;
   RankWatch watch(static_cast<std::size_t>(job.ranks));
   Processes processes(command_line(*mpirun, program, job, options, folder), environment(watch, job.kind));
-  const std::optional<int> status =
+  const std::optional<int> code =
       processes.wait([&](std::string_view line) { hear(line, program.says, options, heard); }, watch);
-  if (!status) throw ExecutionError("interrupted");
-  if (*status != 0) fail(program.name, *status, heard, watch.look());
+  if (!code) throw ExecutionError("interrupted");
+  if (*code != 0) fail(program.name, *code, heard, watch.look());
   for (const std::string& line : heard.all_else) fmt::print(stderr, "{}\n", line);
   return read_rank_results(folder.file(kResults));
 }

@@ -112,6 +112,6 @@ int one_rank(int argc, char** argv) {
 int main(int argc, char** argv) {
   orrery::end_with_launcher();
   const int code = orrery::one_rank(argc, argv);
-  orrery::tell_launcher_of_end();
+  orrery::tell_launcher_of_end(code);
   return code;
 }

@@ -5,6 +5,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -17,7 +18,6 @@ namespace orrery {
 namespace {
 
 constexpr const char* kVariable = "ORRERY_LAUNCHER";
-constexpr char kDone = 'd';
 constexpr std::chrono::seconds kAllHaveCome{30};  // after the first; ranks connect before anything else
 
 // Linux's abstract names need no folder and leave nothing behind.
@@ -72,19 +72,21 @@ std::string RankWatch::look() {
       continue;
     }
     if (ranks_.empty()) first_ = std::chrono::steady_clock::now();
-    ranks_.push_back({come, who.pid, false});
+    ranks_.push_back({come, who.pid, std::nullopt});
   }
   std::string wrong;
   for (Rank& rank : ranks_) {
-    char word = 0;
+    unsigned char code = 0;
     ssize_t n = 0;
-    while (rank.socket >= 0 && (n = read(rank.socket, &word, 1)) != -1) {
-      rank.done = rank.done || word == kDone;
-      if (n > 0) continue;
+    while (rank.socket >= 0 && (n = read(rank.socket, &code, 1)) != -1) {
+      if (n > 0) {
+        rank.code = code;
+        continue;
+      }
       close(rank.socket);
       rank.socket = -1;
     }
-    if (rank.socket < 0 && !rank.done && wrong.empty())
+    if (rank.socket < 0 && !rank.code && wrong.empty())
       wrong = fmt::format("a rank (process {}) ended without a message", rank.process);
   }
   if (wrong.empty() && !ranks_.empty() && ranks_.size() < expected_ &&
@@ -92,6 +94,15 @@ std::string RankWatch::look() {
     wrong = fmt::format("{} of {} ranks have not started within {} s of the first", expected_ - ranks_.size(),
                         expected_, kAllHaveCome.count());
   return wrong;
+}
+
+std::optional<int> RankWatch::ended() const {
+  std::optional<int> code;
+  for (const Rank& rank : ranks_) {
+    if (rank.socket >= 0 || !rank.code) return std::nullopt;
+    code = std::max(code.value_or(0), *rank.code);
+  }
+  return ranks_.size() == expected_ ? code : std::nullopt;
 }
 
 void end_with_launcher() {
@@ -108,9 +119,10 @@ void end_with_launcher() {
   }).detach();
 }
 
-void tell_launcher_of_end() {
+void tell_launcher_of_end(int code) {
+  const auto word = static_cast<unsigned char>(code);
   if (launcher >= 0) [[maybe_unused]]
-    const ssize_t sent = send(launcher, &kDone, 1, MSG_NOSIGNAL);
+    const ssize_t sent = send(launcher, &word, 1, MSG_NOSIGNAL);
 }
 
 }  // namespace orrery

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,12 +24,14 @@ class RankWatch {
   // Checks which ranks have come and gone; call it often. Returns "" if all is well, otherwise what is wrong: a rank
   // that ended without tell_launcher_of_end(), or ranks that have not come within half a minute of the first.
   std::string look();
+  // Once all ranks have called tell_launcher_of_end() and ended: the highest of their exit codes.
+  std::optional<int> ended() const;
 
  private:
   struct Rank {
     int socket = -1;
     int process = 0;
-    bool done = false;
+    std::optional<int> code;  // that it has told
   };
   std::size_t expected_ = 0;
   int listener_ = -1;
@@ -40,7 +43,7 @@ class RankWatch {
 // The rank's end; call it before joining MPI. If the environment names a launcher, the process ends (exit code 1) as
 // soon as the launcher is gone. Otherwise it does nothing.
 void end_with_launcher();
-// Tells the launcher that this rank is about to end normally.
-void tell_launcher_of_end();
+// Tells the launcher that this rank is about to end with this exit code, which is at most 255.
+void tell_launcher_of_end(int code);
 
 }  // namespace orrery

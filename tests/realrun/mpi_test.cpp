@@ -45,7 +45,7 @@ class Mpi : public ::testing::Test {
   static Ended mpirun(int ranks, const std::string& arguments) {
     const std::string command = fmt::format(
         "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
-        "OMPI_MCA_mpi_yield_when_idle=1 ASAN_OPTIONS=detect_leaks=0 timeout 100 '{}' -n {} '{}' {} 2>&1",
+        "OMPI_MCA_mpi_yield_when_idle=1 ASAN_OPTIONS=detect_leaks=0 timeout -k 10 100 '{}' -n {} '{}' {} 2>&1",
         ORRERY_MPIRUN, ranks, ORRERY_MPI_RANKS, arguments);
     Ended run;
     FILE* pipe = popen(command.c_str(), "r");
