@@ -184,6 +184,9 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
         "\ntimes {:.3f}, the share of these rows on rank {} of context_parallel, whose kernels take longest over all "
         "layers",
         share, program.mesh.coordinate(costs.slowest_rank(), MeshAxis::cp));
+  if (!op.turns.empty())
+    text += fmt::format("\n  times {:.3f}: ranks take turns at the layers, and the busiest has this share of them",
+                        op.share);
   const std::int64_t devices = program.mesh.ranks();
   if (const double loss = slowest_device_loss(devices, simulation.kernels->device_spread);
       loss > 0 && (is_matmul(op.kind) || is_attention(op.kind)))

@@ -357,8 +357,7 @@ class Rank {
   }
 
   bool has_turn(const Op& op, const Instance& instance) const {
-    const std::int64_t ranks = program_.mesh.size(op.turns);
-    return static_cast<std::int64_t>(instance.number) % ranks == position_.coordinate(op.turns);
+    return rank_of_turn(instance.turn, program_.mesh.size(op.turns)) == position_.coordinate(op.turns);
   }
 
   const RunSetup& setup_;

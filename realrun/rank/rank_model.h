@@ -13,6 +13,7 @@ namespace orrery::realrun {
 struct Instance {
   const PiecePlan* plan = nullptr;
   std::size_t number = 0;           // index among the rank's instances
+  std::int64_t turn = 0;            // of rank_of_turn(): those before it that have ops with turns
   std::size_t first_parameter = 0;  // index in the model
 
   const Piece& piece() const { return plan->piece(); }
@@ -65,6 +66,7 @@ class RankModel {
   std::vector<PiecePlan> plans_;  // by piece
   std::vector<RankChunk> chunks_;
   std::size_t instances_ = 0;
+  std::int64_t turns_ = 0;  // instances with ops that ranks take turns at
   const Instance* embedding_ = nullptr;  // of this stage, if it has one
   TensorId table_ = kNoTensor, table_gradient_ = kNoTensor;
 };

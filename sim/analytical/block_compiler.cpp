@@ -93,7 +93,8 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
         runtime.cuda_graphs && !is_of_update(kind) && (rows == nullptr || !runtime.graphs_leave_experts);
     if (in_graph || runs_beside_device(op.stream)) return 0.0;
     if (is_communication(op.kind)) return runtime.host_seconds_per_collective;
-    if (is_of_update(kind)) return runtime.host_seconds_per_update_op;
+    if (is_of_update(kind))  // one launch for all layers, or launches layer by layer
+      return op.every == kAllInstances ? runtime.host_seconds_per_update_op : runtime.host_seconds_per_op * op.share;
     const bool each = rows != nullptr && runtime.launches_each_expert && op.group_dims > 0;
     return each ? context.costs->kernels().issue_seconds(rows->sizes[0], runtime.host_seconds_per_op)
                 : runtime.host_seconds_per_op;

@@ -128,6 +128,13 @@ enum class Covers : std::uint8_t {
   last,    // its own instance, and only in the last instance of the stretch
 };
 
+// The rank, of `ranks`, whose turn an instance is (Op::turns). `instance`: its number among the stage's instances that
+// have ops with turns, chunk after chunk. Each round begins a rank later, so that kinds of layers that alternate fall to
+// all ranks.
+constexpr std::int64_t rank_of_turn(std::int64_t instance, std::int64_t ranks) {
+  return (instance + instance / ranks) % ranks;
+}
+
 struct DocumentLoad;
 using StageGroup = std::vector<std::uint16_t>;  // pipeline stages, ascending
 
@@ -231,11 +238,11 @@ struct Op {
   MeshGroup group;
   // The share of bytes that the op moves. For a redistribution: of the tensor's bytes (Redistribution::share). For a
   // part of a reduction (`is_part`, below): of the whole op's bytes. For ops that ranks take turns at (`turns`): of the
-  // piece's instances.
+  // piece's instances, those that the busiest rank has.
   double share = 1;
-  // The ranks of this group take turns: the op of a rank's i-th instance, counted over all pieces, runs on rank
-  // i % size of the group, and nowhere else. What it writes into a part of a buffer is zero on the others, so that the
-  // sum over the ranks has it all. Only in the update. Empty: the op runs on all ranks.
+  // The ranks of this group take turns: the op runs on the rank of the group that rank_of_turn() gives, and nowhere
+  // else. What it writes into a part of a buffer is zero on the others, so that the sum over the ranks has it all. Only
+  // in the update. Empty: the op runs on all ranks.
   MeshGroup turns;
   Reduction reduction = Reduction::sum;
   // For an all-reduce of the update, in place of `group`: the entry in Program::stage_groups. The group is the ranks of

@@ -109,6 +109,13 @@ constexpr FieldRule kIdle[]{
 constexpr FieldRule kExcludes[]{
     keep({"context_parallel_balance"}, "with context_parallel_type \"fpdt\", which divides sequences by chunks", kUsed),
     keep({"tensor_parallel_overlap"}, "with context_parallel_type \"fpdt\": both divide sequences into chunks", kUsed),
+    keep({"sequence_parallel"},
+         "with context_parallel_type \"fpdt\" for latent attention, unless precision is \"fp8\": chunks would gather "
+         "keys that are not there yet",
+         [](const AskedOf& a) {
+           return kUsed(a) && a.plan.tensor.degree > 1 && a.model.attention == AttentionKind::latent &&
+                  a.layers.precision.mix != precision::Mix::fp8;
+         }),
     keep({"recompute"}, "or \"full\" with context_parallel_type \"fpdt\", which recomputes the MLP itself",
          [](const AskedOf& a) {
            return is_used(a.scenario) && a.layers.recompute.mode != activation_recompute::Mode::full;

@@ -127,8 +127,9 @@ class TokenWise {
       if (is_attention(op.kind) || op.kind == OpKind::redistribute)
         throw std::logic_error(std::string("\"") + op.name + "\" is not recomputed token by token");
       op.phase = Phase::recompute;
-      // Each token has draws of its own. A view of the result for all tokens says which tokens these are.
-      if (const TensorId y = op.writes[0]; op.is_random() && kinds_[root(y)] == Kind::passing)
+      // Each token has draws and a rotation of its own. A view of the result for all tokens says which tokens these are.
+      const bool by_token = op.is_random() || op.kind == OpKind::rotary;
+      if (const TensorId y = op.writes[0]; by_token && kinds_[root(y)] == Kind::passing)
         discarded_[y] = view_of_tokens(piece_, clone_tensor(piece_, y), swapped_of(y), tokens_of(y) - swapped_of(y));
       for (TensorId& id : op.reads) id = discarded(id);
       for (TensorId& id : op.writes) id = discarded(id);

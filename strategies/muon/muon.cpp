@@ -16,8 +16,8 @@
 namespace orrery::muon {
 
 Matrices matrices_of(const Piece& piece, TensorId parameter) {
+  if (!is_layer(piece)) return {};
   const Tensor& t = piece.tensors[parameter];
-  if (t.find(Axis::vocab) >= 0) return {};
   // A product reads the parameter, what a rank has gathered of it, or a cast of either. They have its name.
   const std::string_view name = t.name;
   TensorId quantised = kNoTensor;
@@ -51,9 +51,7 @@ bool used(const Scenario& scenario) { return scenario.plan.optimizer.rule == opt
 // Replaces the update of a parameter set, SGD with a momentum, as data parallelism has laid it out.
 class Update {
  public:
-  // `instances`: of the piece, on the stage that has the most.
-  Update(const Mesh& mesh, std::int64_t instances, Piece& piece, std::vector<Op>& ops)
-      : mesh_(mesh), instances_(instances), piece_(piece), ops_(ops) {}
+  Update(const Mesh& mesh, Piece& piece, std::vector<Op>& ops) : mesh_(mesh), piece_(piece), ops_(ops) {}
 
   void replace(const Op& sgd, std::size_t set) {
     const auto written = static_cast<std::size_t>(std::ranges::find(sgd.writes, kNoTensor) - sgd.writes.begin());
@@ -82,9 +80,7 @@ class Update {
       piece_.tensors[all].sizes[0] = elements_of(set);
       collect(OpKind::all_gather, Stream::parameter_communication, shards, own, all);
       part = clone_tensor(piece_, own);
-      const std::int64_t ranks = mesh_.size(shards);
       turns_ = shards;
-      share_ = static_cast<double>((instances_ + ranks - 1) / ranks) / static_cast<double>(instances_);
     }
     // Matrices that this rank has whole come first: then nothing reads a buffer that holds parts of others.
     for (const bool divided : {false, true})
@@ -92,7 +88,7 @@ class Update {
         const ParameterGradient parameter = piece_.parameters[p];
         if (is_in(parameter, set) && (divided_dimension(parameter) >= 0) == divided) orthogonalise(parameter, all);
       }
-    turns_ = {}, share_ = 1;
+    turns_ = {};
     if (!shards.empty()) collect(OpKind::reduce_scatter, Stream::parameter_communication, shards, all, part);
     Op& step = put(OpKind::sgd, "muon", {part, weight}, {});
     std::copy_n(sgd.writes.begin(), written - 1, step.writes.begin());
@@ -169,9 +165,8 @@ class Update {
     normalise.scale = kLarge;
     normalise.clip_limit = 1;
     if (const MeshGroup turns = std::exchange(turns_, {}); !turns.empty()) {  // on all ranks
-      const double share = std::exchange(share_, 1);
       put(OpKind::zero_fill, "zero_update", {}, {part});
-      turns_ = turns, share_ = share;
+      turns_ = turns;
     }
     for (int i = 0; i < kIterations; ++i) {
       Op& square = put(OpKind::batched_matmul, "gram", {x[0], x[0]}, {gram});
@@ -210,39 +205,63 @@ class Update {
 
   void collect(OpKind kind, Stream stream, MeshGroup group, TensorId from, TensorId to) {
     const char* const name = kind == OpKind::all_gather ? "muon_update.all_gather" : "muon_update.reduce_scatter";
-    Op& op = ops_.emplace_back(for_all_instances(communication(kind, name, Phase::update, stream, group, from, to)));
-    op.turns = turns_, op.share = share_;
+    ops_.push_back(communication(kind, name, Phase::update, stream, group, from, to));
+    ops_.back().turns = turns_;
   }
   Op& put(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
           std::initializer_list<TensorId> writes) {
-    Op& op = ops_.emplace_back(over_buffers(kind, name, reads, writes));
-    op.turns = turns_, op.share = share_;
+    Op& op = ops_.emplace_back(computation(kind, name, Phase::update, reads, writes));  // layer by layer
+    op.turns = turns_;
     return op;
   }
 
   const Mesh& mesh_;
-  const std::int64_t instances_;
   Piece& piece_;
   std::vector<Op>& ops_;
   MeshGroup turns_;  // of the ops that are added
-  double share_ = 1;
 };
 
-// The instances of a piece on the stage that has the most.
-std::int64_t instances_of(const Program& program, std::size_t piece) {
-  std::int64_t most = 1;
-  for (std::size_t c = 0; c < program.micro_batch_classes(); ++c)
-    for (const auto& stage : program.stages_of(c)) {
-      std::int64_t all = 0;
-      for (const Chunk& chunk : stage)
-        for (const PieceRun& run : chunk.runs) all += run.piece == piece ? run.count : 0;
-      most = std::max(most, all);
+bool takes_turns(const Piece& piece) {
+  return std::ranges::any_of(piece.update.ops, [](const Op& op) { return !op.turns.empty(); });
+}
+double product_flops(const Piece& piece, MeshGroup turns) {
+  double total = 0;
+  for (const Op& op : piece.update.ops)
+    if (op.kind == OpKind::batched_matmul && op.turns == turns) total += flops(op, piece.tensors);
+  return total;
+}
+
+// Sets the share of the instances of each piece that the busiest rank has, of those that take these turns. A piece that
+// several stages have gets the share of the stage whose busiest rank has most to do.
+void share_out(MeshGroup turns, Program& program) {
+  const std::int64_t ranks = program.mesh.size(turns);
+  std::vector<double> work, busiest(program.pieces.size(), -1);
+  for (const Piece& piece : program.pieces) work.push_back(product_flops(piece, turns));
+  for (const auto& stage : program.stages) {
+    std::vector<double> of_rank(static_cast<std::size_t>(ranks));
+    std::vector<std::vector<double>> instances(program.pieces.size(), std::vector<double>(of_rank.size() + 1));
+    std::int64_t number = 0;
+    for (const Chunk& chunk : stage)
+      for (const PieceRun& run : chunk.runs)
+        for (std::int64_t i = 0; i < run.count && takes_turns(program.pieces[run.piece]); ++i) {
+          const auto rank = static_cast<std::size_t>(rank_of_turn(number++, ranks));
+          of_rank[rank] += work[run.piece];
+          ++instances[run.piece][rank], ++instances[run.piece].back();
+        }
+    const auto rank = std::ranges::max_element(of_rank) - of_rank.begin();
+    for (std::size_t p = 0; p < instances.size(); ++p) {
+      if (instances[p].back() == 0 || of_rank[static_cast<std::size_t>(rank)] <= busiest[p]) continue;
+      busiest[p] = of_rank[static_cast<std::size_t>(rank)];
+      for (Op& op : program.pieces[p].update.ops)
+        if (!op.turns.empty() && op.turns == turns)
+          op.share = instances[p][static_cast<std::size_t>(rank)] / instances[p].back();
     }
-  return most;
+  }
 }
 
 void rewrite(const Scenario& scenario, Program& program) {
   if (!used(scenario)) return;
+  std::vector<MeshGroup> all_turns;
   for (Piece& piece : program.pieces) {
     const std::vector<Op> before = std::exchange(piece.update.ops, {});
     for (const Op& op : before) {
@@ -252,18 +271,21 @@ void rewrite(const Scenario& scenario, Program& program) {
       if (set == piece.sets.end())
         piece.update.ops.push_back(op);
       else
-        Update(program.mesh, instances_of(program, static_cast<std::size_t>(&piece - program.pieces.data())), piece,
-               piece.update.ops)
-            .replace(op, static_cast<std::size_t>(set - piece.sets.begin()));
+        Update(program.mesh, piece, piece.update.ops).replace(op, static_cast<std::size_t>(set - piece.sets.begin()));
     }
+    for (const Op& op : piece.update.ops)
+      if (!op.turns.empty() && std::ranges::find(all_turns, op.turns) == all_turns.end()) all_turns.push_back(op.turns);
   }
-  // Every rank executes the products of its matrices.
+  for (const MeshGroup turns : all_turns) share_out(turns, program);
+  // HFU is by the peak of the layers' dtype, which that of fp32 layers is not.
+  if (scenario.plan.precision.storage() == Dtype::fp32) return;
+  all_turns.push_back({});
   const auto ranks = static_cast<double>(program.mesh.ranks() / program.mesh.size(MeshAxis::pp));
   for (const PieceRun& run : program.line)
-    for (const Op& op : program.pieces[run.piece].update.ops)
-      if (op.kind == OpKind::batched_matmul)
-        program.model.executed_flops_per_step +=
-            ranks * op.share * static_cast<double>(run.count) * flops(op, program.pieces[run.piece].tensors);
+    for (const MeshGroup turns : all_turns)
+      program.model.executed_flops_per_step += ranks / static_cast<double>(program.mesh.size(turns)) *
+                                               static_cast<double>(run.count) *
+                                               product_flops(program.pieces[run.piece], turns);
 }
 
 void check(const Scenario& scenario) {
@@ -278,6 +300,9 @@ constexpr FieldRule kExcludes[]{
     keep({"optimizer_offload"}, "with optimizer \"muon\": the host multiplies no matrices",
          [](const AskedOf& a) { return used(a.scenario); }),
     keep({"gradient_compression"}, "with optimizer \"muon\"", [](const AskedOf& a) { return used(a.scenario); }),
+    keep({"zero_weights_degree", "zero_gradients_degree"},
+         "with optimizer \"muon\": parts of three levels are gathered in another order",
+         [](const AskedOf& a) { return used(a.scenario); }),
     keep({"fp8_param_gather", "fp4_param_gather"}, "with optimizer \"muon\", whose update of them is not modelled",
          [](const AskedOf& a) { return used(a.scenario); })};
 

@@ -340,6 +340,11 @@ TEST(Fpdt, PlansThatCannotBeCutAreRefusedInOneSentence) {
          s.plan.tensor = {.degree = 2, .sequence_parallel = true};
          s.plan.tensor.overlap = true;
        }},
+      {"/plan/sequence_parallel", "found true, expected false with context_parallel_type \"fpdt\" for latent attention",
+       [](Scenario& s) {
+         s.model.attention = AttentionKind::latent;
+         s.plan.tensor = {.degree = 2, .sequence_parallel = true};
+       }},
       {"/plan/recompute", "found \"selective_op\", expected \"none\" or \"full\"",
        [](Scenario& s) { s.plan.recompute.mode = activation_recompute::Mode::selective_op; }},
       {"/plan/recompute_every", "found 32, expected at most 16 with 16 chunks of the sequence",

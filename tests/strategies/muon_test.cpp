@@ -77,6 +77,41 @@ TEST(Muon, EveryReplicaMultipliesAllMatricesUnlessTheyShareTheStates) {
   EXPECT_NEAR(executed(shared) - without, 32 * kLayer, 1e-6 * without);
 }
 
+// Of eight layers, every second with experts, each of four ranks has one of either kind.
+TEST(Muon, LayersThatAlternateFallToAllRanks) {
+  Scenario s = with_muon(1);
+  s.model.layers = 8;
+  s.model.experts = 4;
+  s.model.experts_per_token = 2;
+  s.model.expert_ffn = 1024;
+  s.model.expert_period = 2;
+  s.plan.tensor.degree = 2;
+  s.plan.tensor.sequence_parallel = true;
+  s.plan.data.zero_stage = 1;
+  const Program p = proven(s);
+  for (const char* name : {"layer", "expert_layer"})
+    for (const Op& op : piece_named(p, name).update.ops)
+      if (op.kind == OpKind::batched_matmul) {
+        EXPECT_EQ(op.share, 0.25) << name;
+      }
+}
+
+// Without a norm nothing sums gradients before they meet the momentum.
+TEST(Muon, IsProvenWithoutClipping) {
+  Scenario s = with_muon(1);
+  s.plan.optimizer.clip_grad = 0;
+  s.plan.tensor.degree = 2;
+  for (const std::int64_t stage : {0, 1}) {
+    s.plan.data.zero_stage = stage;
+    proven(s);
+  }
+  Program wrong = proven(s);
+  for (Piece& piece : wrong.pieces)
+    for (Block* block : {&piece.backward, &piece.weight_gradient, &piece.update})
+      std::erase_if(block->ops, [](const Op& op) { return op.name == std::string_view("gradients.reduce_scatter"); });
+  EXPECT_FALSE(check(wrong).empty());
+}
+
 TEST(Muon, SendsMomentaOnceAndTheirUpdatesOnceWhereStatesAreShared) {
   Scenario s = with_muon(1);
   s.plan.data.zero_stage = 1;
@@ -111,6 +146,11 @@ TEST(Muon, RefusesWhatItCannotLayOut) {
                 plan.data.fp8_param_gather = true;
               }),
               testing::HasSubstr("/plan/fp8_param_gather"));
+  EXPECT_THAT(refused([](Plan& plan) {
+                plan.data.zero_stage = 3;
+                plan.zero_topo.weights = 2;
+              }),
+              testing::HasSubstr("/plan/zero_weights_degree"));
   Scenario s = with_muon(1);
   s.model.kv_heads = 4;
   s.plan.tensor.degree = 8;
