@@ -60,7 +60,7 @@ enum class SentOutputs : std::uint8_t { freed, kept, part };
 struct Runtime {
   double host_seconds_per_op = 0;          // CPU time to issue one kernel of the forward or the backward
   double host_seconds_per_collective = 0;  // CPU time to issue one collective, or one transfer between devices
-  double host_seconds_per_update_op = 0;   // CPU time to issue one kernel of the update
+  double host_seconds_per_update_op = 0;   // CPU time to issue one kernel of the update, for all layers at once
   bool cuda_graphs = false;                // a whole block is issued at the cost of one kernel
   // Before the host issues the kernels that put tokens into rows of experts, it waits until the device has routed them:
   // it reads how many rows each rank and each expert gets.

@@ -106,6 +106,11 @@ TEST(BlockClock, CollectivesAndUpdatesHaveIssueTimesOfTheirOwn) {
   w.runtime.host_seconds_per_op = 100;
   w.runtime.host_seconds_per_update_op = 3;
   EXPECT_DOUBLE_EQ(w.run({{&w.compile(h.piece, BlockKind::backward), 1}}).seconds, 101);
+  EXPECT_DOUBLE_EQ(w.run({{&w.compile(h.piece, BlockKind::update), 1}}).seconds, 1 + 100) << "layer by layer";
+  h.piece.update.ops.back().share = 0.25;  // of the layers
+  EXPECT_DOUBLE_EQ(w.run({{&w.compile(h.piece, BlockKind::update), 1}}).seconds, 0.25 * (1 + 100));
+  h.piece.update.ops.back().share = 1;
+  h.piece.update.ops.back().every = kAllInstances;
   EXPECT_DOUBLE_EQ(w.run({{&w.compile(h.piece, BlockKind::update), 1}}).seconds, 4);
 }
 
