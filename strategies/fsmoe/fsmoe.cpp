@@ -22,6 +22,7 @@
 
 #include "sim/program/rewrite.h"
 #include "strategies/data_parallel/data_parallel.h"
+#include "strategies/expert_parallel/expert_parallel.h"
 #include "strategies/fsmoe/choices.h"
 #include "strategies/fsmoe/pipeline_degree.h"
 #include "strategies/pipeline_parallel/schedules.h"
@@ -348,9 +349,17 @@ void shard(const Scenario& scenario, const Plan&, const Mesh&, data_parallel::Sh
 void check_runnable(const Scenario& scenario) {
   const Options& options = scenario.plan.fsmoe;
   const Model& model = scenario.model;
-  if (options.schedule == MoeSchedule::sequential || std::max(options.forward_degree, options.backward_degree) == 1 ||
-      scenario.plan.expert.counts_rows())
+  if (options.schedule == MoeSchedule::sequential || std::max(options.forward_degree, options.backward_degree) == 1)
     return;
+  using pipeline_parallel::ScheduleKind;
+  const ScheduleKind schedule = scenario.plan.pipeline.schedule;
+  const bool splits =
+      schedule == ScheduleKind::zb_h1 || schedule == ScheduleKind::zb_v || schedule == ScheduleKind::dualpipe_v;
+  if (splits && model.has_experts() && expert_parallel::expert_tensor_ranks(scenario.plan) > 1)
+    refuse(scenario.plan, "pipeline_schedule",
+           "one that does not split the backward, in a real run with chunks of rows over expert_tensor_parallel ranks: "
+           "weight gradients cannot gather chunks again yet");
+  if (scenario.plan.expert.counts_rows()) return;
   const double no_drops = static_cast<double>(model.experts) / static_cast<double>(model.experts_per_token);
   if (const double factor = scenario.plan.expert.capacity_factor; factor < no_drops)
     refuse(

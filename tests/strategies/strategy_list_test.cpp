@@ -117,6 +117,16 @@ TEST(StrategyList, SaysWhatCannotBeExecutedYet) {
          s.plan.expert.capacity_factor = 3.9;
          s.plan.expert.dispatcher = expert_parallel::Dispatcher::allgather;
        }},
+      {"/plan/pipeline_schedule",
+       [](Scenario& s) {
+         s.model.experts = 8;
+         s.model.experts_per_token = 2;
+         s.plan.expert.capacity_factor = 4;
+         s.plan.expert.tensor_degree = 2;
+         s.plan.fsmoe.schedule = fsmoe::MoeSchedule::tutel;
+         s.plan.fsmoe.forward_degree = 2;
+         s.plan.pipeline.schedule = pipeline_parallel::ScheduleKind::zb_h1;
+       }},
       {"/plan/moe_fp8_dispatch",
        [](Scenario& s) {
          s.model.experts = 8;
