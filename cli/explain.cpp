@@ -185,7 +185,7 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
         "layers",
         share, program.mesh.coordinate(costs.slowest_rank(), MeshAxis::cp));
   if (!op.turns.empty())
-    text += fmt::format("\n  times {:.3f}: ranks take turns at the layers, and the busiest has this share of them",
+    text += fmt::format("  times {:.3f}: ranks take turns at the layers, and the busiest has this share of them\n",
                         op.share);
   const std::int64_t devices = program.mesh.ranks();
   if (const double loss = slowest_device_loss(devices, simulation.kernels->device_spread);

@@ -7,9 +7,10 @@
 namespace orrery::cpu {
 namespace {
 
-double factor_of(const Call& call) {
-  const Operand* const square = squared_norm(call);
-  return square == nullptr ? call.op.scale : clipped_factor(call.op, *Buffer(*square).data);
+// `part`: the index of its norm, if there are several.
+double factor_of(const Call& call, std::int64_t part = 0) {
+  const Operand* const squares = squared_norm(call);
+  return squares == nullptr ? call.op.scale : clipped_factor(call.op, Buffer(*squares).data[part]);
 }
 
 }  // namespace
@@ -25,7 +26,7 @@ void scale(const Call& call) {
   const Operand* const squares = squared_norm(call);
   const std::int64_t parts = squares == nullptr ? 1 : Buffer(*squares).elements(), part = y.elements() / parts;
   for (std::int64_t p = 0; p < parts; ++p) {
-    const double factor = squares == nullptr ? call.op.scale : clipped_factor(call.op, Buffer(*squares).data[p]);
+    const double factor = factor_of(call, p);
     for (std::int64_t i = p * part; i < (p + 1) * part; ++i) y.data[i] = static_cast<float>(factor * x.data[i]);
   }
 }

@@ -149,8 +149,8 @@ Matmul::Prepared Matmul::describe(const BlasProduct& p, bool fast_accumulation, 
 cublasStatus_t Matmul::launch(Prepared& prepared, const cublasLtMatmulAlgo_t& algorithm, bool accumulate,
                               const Operands& operands, void* to, const LaunchContext& context) {
   const float beta = accumulate ? 1 : 0;
-  return cublasLtMatmul(handle_, &prepared.operation, &operands.scale, operands.a, &prepared.a, operands.b, &prepared.b, &beta,
-                        operands.c, &prepared.c, to, &prepared.c, &algorithm, context.workspace,
+  return cublasLtMatmul(handle_, &prepared.operation, &operands.scale, operands.a, &prepared.a, operands.b, &prepared.b,
+                        &beta, operands.c, &prepared.c, to, &prepared.c, &algorithm, context.workspace,
                         context.workspace_bytes, context.stream);
 }
 

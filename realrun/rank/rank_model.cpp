@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "sim/program/issue.h"
+
 namespace orrery::realrun {
 namespace {
 
@@ -46,7 +48,7 @@ void RankModel::build_chunk(RankChunk& chunk, const std::vector<PieceRun>& runs,
     for (std::int64_t i = 0; i < run.count; ++i) {
       const PiecePlan& plan = plans_[run.piece];
       chunk.instances.push_back({&plan, instances_++, turns_, parameter});
-      turns_ += std::ranges::any_of(plan.piece().update.ops, [](const Op& op) { return !op.turns.empty(); });
+      turns_ += takes_turns(plan.piece());
       parameter += plan.piece().parameters.size();
       for (std::size_t b = 0; b < kBlocks.size(); ++b)
         chunk.longest_ahead[b] = std::max(chunk.longest_ahead[b], plan.longest_ahead(b));

@@ -34,6 +34,11 @@ constexpr bool waits_for_compute(const Op& op) {
   return op.stream != Stream::compute && !op.free_running && op.prefetch == 0;
 }
 
+// Returns true if ranks take turns at ops of the piece's update (Op::turns, rank_of_turn()).
+inline bool takes_turns(const Piece& piece) {
+  return std::ranges::any_of(piece.update.ops, [](const Op& op) { return !op.turns.empty(); });
+}
+
 // The place of instances in the stretch of runs over which buckets (Op::every) are filled.
 struct PositionInStretch {
   std::int64_t before = 0;  // instances of the stretch that run before these

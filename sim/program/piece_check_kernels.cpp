@@ -117,7 +117,7 @@ MeshGroup PieceCheck::owed_by_reads(const Op& op) {
   for (std::size_t i = 0; i < op.reads.size(); ++i) {
     const TensorId id = op.reads[i];
     if (id == kNoTensor) continue;
-    // What parameters owe in a flat buffer is known one by one: compute() has asked.
+    // compute() has already checked what each parameter in a flat buffer owes.
     const MeshGroup owes = block_ == &piece_.update && is_flat(id) ? MeshGroup{} : owed(id);
     const bool linear = (has_operand(traits.linear, i) && !(op.divides && i > 0)) ||
                         is_copy(op.kind);  // a copy passes on what it moves

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "sim/program/issue.h"
 #include "sim/program/rewrite.h"
 #include "sim/program/work.h"
 #include "strategies/strategy.h"
@@ -42,7 +43,7 @@ constexpr int kIterations = 5;
 constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
 // The root mean square of an update's elements, as large as AdamW's are (Liu et al. 2025, equation 4).
 constexpr double kUpdateSize = 0.2;
-// What a momentum is multiplied by before it is clipped to the norm 1, so that every one is clipped.
+// Multiplies a momentum before it is clipped to the norm 1. Any momentum is then long enough to be divided by its norm.
 constexpr double kLarge = 1e15;
 constexpr Dtype kProducts = Dtype::bf16;
 
@@ -221,9 +222,6 @@ class Update {
   MeshGroup turns_;  // of the ops that are added
 };
 
-bool takes_turns(const Piece& piece) {
-  return std::ranges::any_of(piece.update.ops, [](const Op& op) { return !op.turns.empty(); });
-}
 double product_flops(const Piece& piece, MeshGroup turns) {
   double total = 0;
   for (const Op& op : piece.update.ops)

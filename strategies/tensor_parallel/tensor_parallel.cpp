@@ -65,7 +65,7 @@ class Partition {
  private:
   enum Layout : std::uint8_t { replicated, divided, sequence_sharded };
 
-  // Whether a dimension along the vocabulary is divided in this tensor. A piece looks tokens up or predicts them.
+  // Returns true if the ranks divide this tensor along the vocabulary. A piece looks tokens up or predicts them.
   bool divides_vocabulary(const Tensor& t) const {
     if (is_logits(t)) return options_.loss_parallel;
     const bool looks_up = std::ranges::any_of(piece_.forward.ops, [&](const Op& op) {

@@ -26,7 +26,7 @@ double product_flops(const Piece& piece) {
   return total;
 }
 
-// Of a matrix [m, n], m <= n: five times X X', A A and B X (Liu et al. 2025, arXiv 2502.16982, equation 2).
+// FLOPs of a matrix [m, n], m <= n: five times X X', A A and B X (Liu et al. 2025, arXiv 2502.16982, equation 2).
 double iteration_flops(double m, double n) { return 5 * (2 * m * m * n + 2 * m * m * m + 2 * m * m * n); }
 
 const double kLayer = iteration_flops(4096, 6144) + iteration_flops(4096, 4096) + iteration_flops(4096, 28672) +
@@ -75,9 +75,14 @@ TEST(Muon, EveryReplicaMultipliesAllMatricesUnlessTheyShareTheStates) {
   const double without = executed(proven(s));
   EXPECT_NEAR(executed(all) - without, 8 * 32 * kLayer, 1e-6 * without);
   EXPECT_NEAR(executed(shared) - without, 32 * kLayer, 1e-6 * without);
+  // The peak of layers in fp32 is another one than that of these products.
+  s.plan.precision.mix = precision::Mix::fp32;
+  const double of_layers = executed(proven(s));
+  s.plan.optimizer.rule = optimizer::Rule::muon;
+  EXPECT_DOUBLE_EQ(executed(proven(s)), of_layers);
 }
 
-// Of eight layers, every second with experts, each of four ranks has one of either kind.
+// Four ranks share eight layers, every second of which has experts: each rank has one layer of either kind.
 TEST(Muon, LayersThatAlternateFallToAllRanks) {
   Scenario s = with_muon(1);
   s.model.layers = 8;
