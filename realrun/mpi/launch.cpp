@@ -210,7 +210,7 @@ class Processes {
 
   // Waits until mpirun has ended or a signal has come, and passes lines of its standard error to `hear`. Returns its
   // exit code, or minus the signal that has ended it. Throws ExecutionError if `watch` sees a failure that mpirun does
-  // not. Open MPI 4.1's mpirun sometimes never ends after its ranks have ended (PMIx_server_finalize waits for a mutex).
+  // not. Open MPI 4.1's mpirun sometimes never ends after its ranks have ended: PMIx_server_finalize waits for a mutex.
   // It is then killed, and the code is that of the ranks.
   template <class Hear>
   std::optional<int> wait(const Hear& hear, RankWatch& watch) {
