@@ -68,6 +68,8 @@ struct CollectiveModel::Group {
   double ring_rate = std::numeric_limits<double>::infinity();  // within the node, Simple, including its share
   double nic_rate = std::numeric_limits<double>::infinity();   // of all NICs of a node for this group, before shares
   double one_rank_nic_rate = std::numeric_limits<double>::infinity();  // the same if only one of its ranks sends
+  double channels_nic_rate = std::numeric_limits<double>::infinity();  // over as many as its smallest node has ranks
+  double used = 1;  // the share of the NICs under a leaf switch, or of those on its rails, that groups like this fill
   double ll_rate = 0;
   Crossing crossing;
   const FabricTraffic* load = nullptr;
@@ -170,7 +172,7 @@ CollectiveModel::Link CollectiveModel::link_of(std::int64_t ranks, std::int64_t 
   return {pcie_bytes_per_second_ / as_double(groups), true, ranks * stride > node_.devices_per_pcie_root};
 }
 
-CollectiveModel::Crossing CollectiveModel::crossing_of(const GroupSpan& span) const {
+CollectiveModel::Crossing CollectiveModel::crossing_of(const GroupSpan& span, double used) const {
   Crossing crossing;
   const std::int64_t nodes = span.nodes;
   // Distance in nodes between neighbouring nodes of the group.
@@ -183,31 +185,29 @@ CollectiveModel::Crossing CollectiveModel::crossing_of(const GroupSpan& span) co
     // The dimensions along which the group extends; it cannot use the links of the others. Half of an all-to-all's
     // bytes cross the bisection of the longest one: d/8 link-times per link pair (Dally and Towles, Principles and
     // Practices of Interconnection Networks, section 3.3), with 2 links per dimension.
-    std::int64_t below = 1, used = 0, longest = 1;
+    std::int64_t below = 1, extended = 0, longest = 1;
     for (const std::int64_t d : fabric_.dimensions) {
       if (below * d > apart && below < apart * nodes) {
-        ++used;
+        ++extended;
         longest = std::max(longest, d);
       }
       below *= d;
     }
-    used = std::max<std::int64_t>(used, 1);
-    crossing.ring = crossing.tree = as_double(dimensions) / as_double(used);
+    extended = std::max<std::int64_t>(extended, 1);
+    crossing.ring = crossing.tree = as_double(dimensions) / as_double(extended);
     crossing.all_to_all = std::max(crossing.ring, as_double(longest * dimensions) / 4);
     return crossing;
   }
 
   const bool dragonfly = fabric_.kind == FabricKind::dragonfly;
   const std::int64_t local = dragonfly ? fabric_.nodes_per_group : fabric_.nodes_per_leaf;
-  const double narrowing = dragonfly ? fabric_.global_taper : fabric_.oversubscription;
+  const double narrowing = (dragonfly ? fabric_.global_taper : fabric_.oversubscription) * used;
   if (dragonfly && fabric_.nodes_per_leaf > 0 && nodes * apart > fabric_.nodes_per_leaf)
     crossing.latency_seconds += fabric_.hop_latency_seconds;
-  // Ranks of different rails meet at the spine, unless NVLink carries the bytes to the right rail first (NCCL's PXN).
-  if (fabric_.kind == FabricKind::rail_fat_tree && span.ranks_per_node > 1 &&
-      (node_.intra == IntraFabric::pcie || node_.intra == IntraFabric::nvlink_pairs)) {
-    const double other_rails = as_double(span.ranks_per_node - 1) / as_double(span.ranks_per_node);
-    crossing.all_to_all = std::max(1.0, narrowing * other_rails);
-  }
+  // Ranks of different rails meet at the spine, unless NVSwitch carries the bytes to the right rail first (NCCL's PXN).
+  const std::int64_t rails = std::min({span.ranks_per_node, node_.nics, node_.devices});
+  if (fabric_.kind == FabricKind::rail_fat_tree && rails > 1 && node_.intra != IntraFabric::nvswitch)
+    crossing.all_to_all = std::max(1.0, narrowing * as_double(rails - 1) / as_double(rails));
   if (local <= 0 || nodes * apart <= local) return crossing;
   crossing.latency_seconds += 2 * fabric_.hop_latency_seconds;  // up and down again
   // The up-links carry the traffic of `local / narrowing` nodes. A ring leaves a leaf once for each of the `apart`
@@ -229,8 +229,8 @@ CollectiveModel::Crossing CollectiveModel::crossing_of(const FabricTraffic& load
   if (load.leaves_leaf) crossing.latency_seconds += 2 * fabric_.hop_latency_seconds;  // up and down again
   // Seconds on the busiest link between switches over seconds on the NICs, for the same bytes.
   const auto slower = [](double seconds, double nic_seconds) { return std::max(1.0, seconds / nic_seconds); };
-  crossing.ring = slower(load.ring_seconds, 1 / g.nic_rate);
-  crossing.tree = slower(load.tree_seconds, busiest_node(g.nodes) / g.nic_rate);
+  crossing.ring = slower(load.ring_seconds, 1 / g.channels_nic_rate);
+  crossing.tree = slower(load.tree_seconds, busiest_node(g.nodes) / g.channels_nic_rate);
   crossing.reduction = slower(load.reduction_seconds, 1 / g.nic_rate);
   crossing.shift = slower(load.shift_seconds, 1 / g.one_rank_nic_rate);
   crossing.send = slower(load.send_seconds, 1 / g.one_rank_nic_rate);
@@ -239,9 +239,9 @@ CollectiveModel::Crossing CollectiveModel::crossing_of(const FabricTraffic& load
   return crossing;
 }
 
-CollectiveModel::Crossing CollectiveModel::exchange_crossing(std::int64_t apart) const {
+CollectiveModel::Crossing CollectiveModel::exchange_crossing(std::int64_t apart, double used) const {
   if (fabric_.kind != FabricKind::torus || fabric_.dimensions.empty())
-    return crossing_of({.ranks = 2, .ranks_per_node = 1, .nodes = 2, .stride = apart * node_.devices});
+    return crossing_of({.ranks = 2, .ranks_per_node = 1, .nodes = 2, .stride = apart * node_.devices}, used);
   // All exchanges of a block cross the one link in its middle, which is one of two per dimension.
   std::int64_t below = 1;
   for (const std::int64_t d : fabric_.dimensions) {
@@ -275,11 +275,19 @@ CollectiveModel::Group CollectiveModel::group_of(const GroupSpan& span) const {
     const double share = nic_bytes_per_second_ / as_double(span.groups_sharing_nics);
     g.nic_rate = std::min(share, as_double(g.r) * rank_nic_bytes_per_second_);
     g.one_rank_nic_rate = std::min(share, rank_nic_bytes_per_second_);
+    const std::int64_t channels = span.fewest_per_node > 0 ? span.fewest_per_node : g.r;
+    g.channels_nic_rate = std::min(share, as_double(channels) * rank_nic_bytes_per_second_);
+    // Groups of other kinds leave the NICs that these do not fill, and with rails the NICs of other rails, idle.
+    const double groups = as_double(span.groups_sharing_nics);
+    const bool has_rails = fabric_.kind == FabricKind::rail_fat_tree;
+    const auto of_rails = [&](std::int64_t nics) { return std::min(1.0, groups * as_double(g.r) / as_double(nics)); };
+    const double there = has_rails ? of_rails(std::clamp<std::int64_t>(node_.nics, 1, node_.devices)) : 1;
+    g.used = std::min(1.0, groups * g.nic_rate / (nic_bytes_per_second_ * there));
     g.load = span.load.get();
     if (g.load != nullptr) {
       g.crossing = crossing_of(*g.load, g);
     } else {
-      g.crossing = crossing_of(span);
+      g.crossing = crossing_of(span, g.used);
       g.crossing.shift = g.crossing.send = g.crossing.reduction = g.crossing.ring;
     }
   }
@@ -294,8 +302,8 @@ struct CollectiveModel::Formulas {
   double n = as_double(g.n), r = as_double(g.r), nodes = as_double(g.nodes);
   bool across = g.nodes > 1;
   double wire = m.extra_latency_seconds_ + g.crossing.latency_seconds;
-  double ring_nic = g.nic_rate * m.inter_.ring_share / g.crossing.ring;
-  double tree_nic = g.nic_rate * m.inter_.tree_share / g.crossing.tree;
+  double ring_nic = g.channels_nic_rate * m.inter_.ring_share / g.crossing.ring;
+  double tree_nic = g.channels_nic_rate * m.inter_.tree_share / g.crossing.tree;
 
   bool ll128_legal() const { return m.intra_.ll128 && (!across || m.inter_.ll128); }
 
@@ -401,12 +409,12 @@ struct CollectiveModel::Formulas {
       if (farthest == 0) {
         x.latency_seconds += c.step_seconds[i];
       } else {
-        Crossing crossing = g.load != nullptr ? g.crossing : m.exchange_crossing(farthest * nodes_apart);
+        Crossing crossing = g.load != nullptr ? g.crossing : m.exchange_crossing(farthest * nodes_apart, g.used);
         x.latency_seconds += ring_step(p, m.extra_latency_seconds_ + crossing.latency_seconds);
         const double nic = std::max(*std::max_element(leaving.begin(), leaving.end()) / g.nic_rate,
                                     largest_outside / g.one_rank_nic_rate) /
                            nic_share;
-        if (g.load != nullptr)
+        if (g.load != nullptr && bit < g.load->exchange_seconds.size())
           crossing.ring = std::max(1.0, g.load->exchange_seconds[bit] * largest_outside / (nic * nic_share));
         if (nic * crossing.ring >= slowest_inside) {
           x.inter_seconds += nic;

@@ -180,12 +180,13 @@ class CollectiveModel {
     double reduction = 1;        // reduction in the switches
     double latency_seconds = 0;  // one way
   };
-  Crossing crossing_of(const GroupSpan& span) const;
+  // `used`: the share of the leaf switches' NICs, or of those on the group's rails, that groups of this kind fill.
+  Crossing crossing_of(const GroupSpan& span, double used) const;
   // The same for scattered nodes, from the load that they put on the links between switches. `group`: the group's
   // rates.
   Crossing crossing_of(const FabricTraffic& load, const Group& group) const;
   // The same if in each block of 2 x `apart` nodes, each node exchanges with the node `apart` away.
-  Crossing exchange_crossing(std::int64_t apart) const;
+  Crossing exchange_crossing(std::int64_t apart, double used) const;
   Group group_of(const GroupSpan& span) const;
 
   // Links within the node, before any share: bytes per second of each rank, for rings over `ranks` devices `stride`

@@ -69,10 +69,14 @@ GroupSpan span_without_nodes(const Mesh& mesh, MeshGroup group) {
 void take(const std::vector<PartOnNode>& parts, GroupSpan& span) {
   const auto nodes = static_cast<std::int64_t>(parts.size());
   if (nodes < span.nodes) return;
-  if (nodes > span.nodes) span.ranks_per_node = 0;
+  if (nodes > span.nodes) span.ranks_per_node = span.fewest_per_node = 0;
   span.nodes = nodes;
-  for (const PartOnNode& part : parts)
-    span.ranks_per_node = std::max(span.ranks_per_node, static_cast<std::int64_t>(part.ranks));
+  const auto ranks_of = [](const PartOnNode& part) { return static_cast<std::int64_t>(part.ranks); };
+  const auto [fewest, most] = std::ranges::minmax(parts, {}, ranks_of);
+  const std::int64_t known = span.fewest_per_node > 0 ? span.fewest_per_node : span.ranks_per_node;
+  span.ranks_per_node = std::max(span.ranks_per_node, ranks_of(most));
+  const std::int64_t least = known > 0 ? std::min(known, ranks_of(fewest)) : ranks_of(fewest);
+  span.fewest_per_node = least < span.ranks_per_node ? least : 0;
 }
 
 // For any other mesh, by counting: proportional to its ranks (0.6 ms for 16384).

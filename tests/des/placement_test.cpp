@@ -125,6 +125,53 @@ TEST(Placement, CountedLinkByLinkNodesInOrderTakeTheirClosedForms) {
     }
 }
 
+// Nodes leaf by leaf whose devices do not fill their NICs, or whose NICs are fewer than their devices: up-links are as
+// wide as NICs, whatever reaches these.
+TEST(Placement, NodesWithOtherNicsThanDevicesTakeEquallyLongInBothEngines) {
+  for (const FabricKind kind : {FabricKind::fat_tree, FabricKind::rail_fat_tree})
+    for (const double oversubscription : {1, 2, 7})
+      for (const std::int64_t nodes_per_leaf : {0, 1, 2})
+        for (const auto& [devices, nics, pcie] : {std::tuple{1, 8, 60e9},
+                                                  {1, 8, 1e12},
+                                                  {4, 8, 60e9},
+                                                  {8, 1, 1e12},
+                                                  {8, 2, 1e12},
+                                                  {8, 8, 20e9},
+                                                  {8, 8, 1e12}}) {
+          Cluster c = ideal_cluster(4, devices, nics);
+          c.fabric.kind = kind;
+          c.fabric.nodes_per_leaf = nodes_per_leaf;
+          c.fabric.oversubscription = oversubscription;
+          c.node.pcie_bytes_per_second = pcie;
+          SCOPED_TRACE(fmt::format("{} 1:{}, {} nodes a leaf, {} devices, {} NICs, PCIe {}",
+                                   kind == FabricKind::fat_tree ? "fat tree" : "rails", oversubscription,
+                                   nodes_per_leaf, devices, nics, pcie));
+          for (const OpKind op : {OpKind::all_gather, OpKind::all_to_all})
+            for (const std::int64_t inner : {1, 8}) {
+              if (inner > devices) continue;
+              EXPECT_NEAR(difference(c, over_strided(c, inner, op)), 0, 1e-6) << name_of(op) << " " << inner;
+            }
+        }
+}
+
+// There are as many channels as the node with the fewest ranks has ranks.
+TEST(Placement, ANodeThatIsPartlyUsedLimitsTheRing) {
+  Cluster c = ideal_cluster(2, 8, 8);
+  CollectiveRequest r = over_all(c, OpKind::all_gather);
+  r.mesh = mesh_of({{MeshAxis::dp_shard, 12}});
+  r.group = r.mesh.group(MeshAxis::dp_shard);
+  const GroupSpan span = span_of(r.mesh, r.group, c.node.devices);
+  EXPECT_EQ(span.ranks_per_node, 8);
+  EXPECT_EQ(span.fewest_per_node, 4);
+  EXPECT_NEAR(difference(c, r), 0, 1e-6);
+}
+
+// One switch has no links between switches for placement to load.
+TEST(Placement, ScatteredNodesUnderOneSwitchExchangeAsOthersDo) {
+  Cluster c = on(ideal_fat_tree(FabricKind::single_switch, 16, 4, 0, 1), {0, 3, 5, 6}, 16);
+  EXPECT_NEAR(difference(c, over_strided(c, 1, OpKind::all_reduce, Algorithm::halving_doubling)), 0, 1e-6);
+}
+
 Cluster placed_in_order(Cluster cluster) {
   cluster.placement.nodes.clear();
   return cluster;
