@@ -9,6 +9,27 @@ namespace {
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kTogether = 1e-12;  // relative; work that ends within this ends together
 
+// Streams that fall far behind leave more and more work from slot to slot. The work that is next in turn keeps its
+// pieces; what is behind it is joined into so many.
+constexpr std::size_t kNextLeft = 32, kJoinedLeft = 32;
+void join_far(std::vector<FabricWork>& works) {
+  if (works.size() <= kNextLeft + kJoinedLeft) return;
+  const std::size_t far = works.size() - kNextLeft;
+  std::size_t last = kNextLeft;
+  for (std::size_t i = 1; i < far; ++i) {
+    const FabricWork& work = works[kNextLeft + i];
+    FabricWork& into = works[last];
+    const bool together = i * kJoinedLeft / far == (i - 1) * kJoinedLeft / far;
+    if (together && into.in_node == work.in_node && into.in_sequence == work.in_sequence) {
+      into.latency_seconds += work.latency_seconds;
+      for (std::size_t part = 0; part < kFabricParts; ++part) into.seconds[part] += work.seconds[part];
+    } else {
+      works[++last] = work;
+    }
+  }
+  works.resize(last + 1);
+}
+
 }  // namespace
 
 FabricWork fabric_work(const CollectiveCost& cost) {
@@ -189,9 +210,11 @@ void SharedFabric::leave(double at, FabricBacklog& backlog) {
     const Head& head = state_.heads[u];
     const auto& items = queues_[u].items;
     for (std::size_t i = head.at; i < items.size(); ++i) backlog[s].push_back(items[i].work);
-    if (!head.begun) continue;
-    backlog[s].front().latency_seconds = head.latency;
-    backlog[s].front().seconds = head.left;
+    if (head.begun) {
+      backlog[s].front().latency_seconds = head.latency;
+      backlog[s].front().seconds = head.left;
+    }
+    join_far(backlog[s]);
   }
 }
 
