@@ -20,9 +20,15 @@ double relative(const std::vector<double>& a, const std::vector<double>& b) {
   return worst;
 }
 
+// Differences of small tensors are relative to this share of the norm of all tensors. Below it lies what rounding
+// leaves of a gradient that is zero: of a router that chooses one expert, whose weight is always 1.
+constexpr double kLeastNorm = 1e-4;
+
 double distance(const std::vector<WholeTensor>& a, const std::vector<WholeTensor>& b, std::string& name) {
   if (a.size() != b.size()) throw std::logic_error("executions of different models");
-  double worst = 0;
+  double worst = 0, of_all = 0;
+  for (const WholeTensor& tensor : a)
+    for (const float x : tensor.values) of_all += static_cast<double>(x) * x;
   for (std::size_t t = 0; t < a.size(); ++t) {
     if (a[t].values.size() != b[t].values.size()) throw std::logic_error("executions of different models");
     double norm = 0, difference = 0;
@@ -32,7 +38,8 @@ double distance(const std::vector<WholeTensor>& a, const std::vector<WholeTensor
       difference += (x - y) * (x - y);
     }
     const double before = worst;
-    keep_worst(worst, std::sqrt(difference / norm));
+    norm = std::max(norm, kLeastNorm * kLeastNorm * of_all);
+    keep_worst(worst, difference == 0 ? 0 : std::sqrt(difference / norm));
     if (worst != before) name = a[t].name;
   }
   return worst;

@@ -9,7 +9,8 @@ namespace orrery {
 // tensors (gradients, parameters). NaN if a value is NaN.
 struct Agreement {
   double loss = 0, gradient_norm = 0;
-  double gradients = 0, parameters = 0;  // by the Euclidean norm of each tensor
+  // By the Euclidean norm of each tensor, or by a ten-thousandth of the norm of all if that is larger.
+  double gradients = 0, parameters = 0;
   std::string worst_gradient, worst_parameter;
   double disagreement = 0;  // within the second: between ranks that hold the same element
 
