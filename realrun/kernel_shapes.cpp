@@ -207,9 +207,11 @@ UpdateOperands update_operands(const KernelCall& call) {
 SgdRates sgd_rates(const KernelCall& call) {
   const Op& op = call.op;
   const KernelContext& c = call.context;
-  if (!(op.learning_rate > 0)) return {c.learning_rate, c.momentum, c.weight_decay, 0, false};
+  call.require(!op.sign || (call.has_read(2) && !(op.learning_rate > 0)),
+               "a step by signs needs a momentum, and has the rates of the run");
+  if (!(op.learning_rate > 0)) return {c.learning_rate, c.momentum, c.weight_decay, 0, false, op.sign};
   call.require(!op.nesterov || call.has_read(2), "Nesterov's step needs a momentum");
-  return {op.learning_rate, op.momentum, 0, op.clip_limit, op.nesterov};
+  return {op.learning_rate, op.momentum, 0, op.clip_limit, op.nesterov, false};
 }
 
 const Operand* squared_norm(const KernelCall& call) {

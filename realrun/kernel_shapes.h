@@ -158,7 +158,7 @@ UpdateOperands update_operands(const KernelCall& call);
 // The rates of sgd: the op's own if it has any (Op::learning_rate), otherwise the run's. clip 0: no limit.
 struct SgdRates {
   double learning_rate, momentum, decay, clip;
-  bool nesterov;
+  bool nesterov, sign;
 };
 SgdRates sgd_rates(const KernelCall& call);
 // Returns the square of the norm that an op clips or divides by, one number; nullptr: it does neither.

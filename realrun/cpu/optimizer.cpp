@@ -61,17 +61,22 @@ void subtract(const Call& call) {
 }
 
 // As torch.optim.SGD: v = momentum v + g, w = w - learning_rate v, or with Nesterov's momentum
-// w = w - learning_rate (g + momentum v). An sgd of its own rate clips the elements of v.
+// w = w - learning_rate (g + momentum v). An sgd of its own rate clips the elements of v. By signs: Op::sign.
 void sgd(const Call& call) {
   const UpdateOperands u = update_operands(call);
   const Buffer gradient(u.gradient), weight(u.weight), moment(u.moment), to(u.parameter), master(u.master),
       new_moment(u.new_moment);
   const SgdRates rates = sgd_rates(call);
-  const double factor = factor_of(call);
+  const double factor = factor_of(call), beta1 = call.context.beta1, beta2 = call.context.beta2;
   for (std::int64_t i = 0; i < gradient.elements(); ++i) {
-    const double w = weight.data[i], g = factor * gradient.data[i] + rates.decay * w;
+    const double w = weight.data[i], g = factor * gradient.data[i] + (rates.sign ? 0 : rates.decay * w);
     double step = g;
-    if (moment.data != nullptr) {
+    if (rates.sign) {
+      const double m = moment.data[i], mean = beta1 * m + (1 - beta1) * g;
+      new_moment.data[i] = static_cast<float>(beta2 * m + (1 - beta2) * g);
+      // The sign; a mean below epsilon takes a part of the step, so that rounding cannot turn it round.
+      step = std::clamp(mean / call.context.epsilon, -1.0, 1.0) + rates.decay * w;
+    } else if (moment.data != nullptr) {
       double m = rates.momentum * moment.data[i] + g;
       if (rates.clip > 0) m = std::clamp(m, -rates.clip, rates.clip);
       new_moment.data[i] = static_cast<float>(m);

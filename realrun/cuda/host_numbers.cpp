@@ -107,6 +107,7 @@ void with_dtype(Dtype dtype, Use use) {
     case Dtype::nvfp4:
     case Dtype::fp8_blocks:
     case Dtype::nf4:
+    case Dtype::mxfp8:
       break;
   }
   throw std::logic_error(std::string("no kernel stores ") + name_of(dtype));

@@ -16,7 +16,7 @@ const char* pick(const char* const (&names)[N], Enum value) {
 
 const char* name_of(Dtype dtype) {
   return pick<kDtypes>(
-      {"fp32", "fp16", "bf16", "fp8", "nvfp4", "int64", "int32", "uint8", "int4", "fp8_blocks", "int8", "sign", "nf4"},
+      {"fp32", "fp16", "bf16", "fp8", "nvfp4", "int64", "int32", "uint8", "int4", "fp8_blocks", "int8", "sign", "nf4", "mxfp8"},
       dtype);
 }
 

@@ -176,6 +176,9 @@ struct Op {
   // into chunks that overlap its collective.
   bool plain = false;
   Dtype compute_dtype = Dtype::bf16;  // input type of the tensor cores: fp8 inputs may differ from the tensors' storage
+  // For a cast: how many kernels read the operand. 2: the first one looks for the largest magnitude, which the scale
+  // follows from. 0: the kernel of the cast before it, of the same operand, writes this result too.
+  std::uint8_t passes = 1;
 
   ActivationFunction function = ActivationFunction::gelu;
   // The number of this random draw in its piece (OpTraits::random). It is the same in each layer, whatever else is in a
@@ -228,6 +231,9 @@ struct Op {
   double learning_rate = 0;
   float momentum = 0;
   bool nesterov = false;
+  // An sgd whose momentum is Adam's first moment with the second one's rate, and whose step is the sign of that moment
+  // with its own rate; weight decay is not part of it (Lion: Chen et al. 2023, arXiv 2302.06675, algorithm 2).
+  bool sign = false;
 
   // Communication.
   // For a redistribution in which ranks send unequal numbers of rows, and for a sum over copies: the entry in

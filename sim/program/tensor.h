@@ -37,6 +37,7 @@ class TableIndex {
 //   fp8         e4m3 (OCP Microscaling Formats 1.0)
 //   nvfp4       e2m1; a scale in e4m3 for each 16 elements (NVIDIA 2025, arXiv 2509.25149, section 2)
 //   fp8_blocks  e4m3; a scale in fp32 for each 128 elements (DeepSeek-V3, arXiv 2412.19437, section 3.3.2)
+//   mxfp8       e4m3; a scale of 8 bits for each 32 elements (OCP Microscaling Formats 1.0, section 5.2)
 //   nf4         codes of 4 bits; a scale in 8 bits for each 64 elements, and one in fp32 for each 256 of these scales
 //               (QLoRA, arXiv 2305.14314, section 3)
 //   int4, int8, sign   codes of 4, 8 and 1 bits. Codes that travel have their scales in another tensor
@@ -54,17 +55,22 @@ enum class Dtype : std::uint8_t {
   fp8_blocks,
   int8,
   sign,
-  nf4
+  nf4,
+  mxfp8
 };
-inline constexpr int kDtypes = 13;
+inline constexpr int kDtypes = 14;
 
 // Bits of one element, without its block's scale. At namespace scope: a local array would be built in each call.
-inline constexpr std::array<std::uint8_t, kDtypes> kBits{32, 16, 16, 8, 4, 64, 32, 8, 4, 8, 8, 1, 4};
+inline constexpr std::array<std::uint8_t, kDtypes> kBits{32, 16, 16, 8, 4, 64, 32, 8, 4, 8, 8, 1, 4, 8};
 constexpr std::int64_t bits_of(Dtype dtype) { return kBits[static_cast<std::size_t>(dtype)]; }
 // Returns how many elements share a scale that is stored beside them; 0: there is no scale. The scale of a whole tensor
 // (fp8 has one) does not count.
 constexpr std::int64_t block_of(Dtype dtype) {
-  return dtype == Dtype::nvfp4 ? 16 : dtype == Dtype::nf4 ? 64 : dtype == Dtype::fp8_blocks ? 128 : 0;
+  return dtype == Dtype::nvfp4        ? 16
+         : dtype == Dtype::mxfp8      ? 32
+         : dtype == Dtype::nf4        ? 64
+         : dtype == Dtype::fp8_blocks ? 128
+                                      : 0;
 }
 // Returns the bytes of `elements` contiguous elements, rounded up to whole bytes and blocks, with their scales.
 constexpr std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {

@@ -134,8 +134,14 @@ void add_update(Piece& piece, const ParameterSet& set, const Options& options, b
   const std::int64_t elements = piece.tensors[set.parameters].elements();
   const Rule rule = rule_of(options, piece, set);
   const bool adam = rule == Rule::adam || rule == Rule::adamw;
-  Op update = over_buffers(adam ? OpKind::adam : OpKind::sgd, adam ? "adam" : "sgd", {set.gradients}, {});
+  const bool lion = rule == Rule::lion;
+  Op update = over_buffers(adam ? OpKind::adam : OpKind::sgd,
+                           adam   ? "adam"
+                           : lion ? "lion"
+                                  : "sgd",
+                           {set.gradients}, {});
   update.decoupled_weight_decay = rule != Rule::adam;
+  update.sign = lion;
   std::size_t w = 0;
   const Dtype storage = piece.tensors[set.parameters].dtype;
   const bool quantised = is_quantised(storage);
@@ -148,8 +154,7 @@ void add_update(Piece& piece, const ParameterSet& set, const Options& options, b
   else if (master)
     update.writes[w++] = flat(piece, "master_parameters", Category::optimizer_state, Dtype::fp32, elements);
   const Dtype moments = moment_dtype(options.moments);
-  if (adam || rule == Rule::sgd_momentum)
-    update.writes[w++] = flat(piece, "first_moment", Category::optimizer_state, moments, elements);
+  if (rule != Rule::sgd) update.writes[w++] = flat(piece, "first_moment", Category::optimizer_state, moments, elements);
   if (adam) update.writes[w++] = flat(piece, "second_moment", Category::optimizer_state, moments, elements);
   // States are read and written, and so is the parameter itself if it has no master copy.
   for (std::size_t i = 0, r = 1; i < w; ++i)
@@ -273,8 +278,8 @@ double bytes_kept_per_parameter(const Plan& plan) {
 
 Strategy describe() {
   return {.name = "optimizer",
-          .summary = "Adam and SGD with their states",
-          .paper = "Kingma & Ba 2014, arXiv 1412.6980",
+          .summary = "Adam, SGD and Lion with their states",
+          .paper = "Kingma & Ba 2014, arXiv 1412.6980; Chen et al. 2023, arXiv 2302.06675",
           .excludes = kExcludes,
           .rewrite = rewrite,
           .check_runnable = check_runnable};

@@ -6,8 +6,8 @@
 
 namespace orrery::optimizer {
 
-enum class Rule : std::uint8_t { adamw, adam, sgd, sgd_momentum, muon };
-inline constexpr std::array<std::string_view, 5> kRuleNames{"adamw", "adam", "sgd", "sgd_momentum", "muon"};
+enum class Rule : std::uint8_t { adamw, adam, sgd, sgd_momentum, muon, lion };
+inline constexpr std::array<std::string_view, 6> kRuleNames{"adamw", "adam", "sgd", "sgd_momentum", "muon", "lion"};
 enum class MomentDtype : std::uint8_t { fp32, bf16, fp16, fp8, int4 };
 inline constexpr std::array<std::string_view, 5> kMomentDtypeNames{"fp32", "bf16", "fp16", "fp8", "int4"};
 

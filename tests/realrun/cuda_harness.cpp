@@ -94,6 +94,7 @@ std::vector<unsigned char> stored(std::span<const float> values, Dtype dtype) {
       case Dtype::nvfp4:
       case Dtype::fp8_blocks:
       case Dtype::nf4:
+      case Dtype::mxfp8:
         throw std::logic_error(std::string("no kernel stores ") + name_of(dtype));
     }
   return bytes;
@@ -142,6 +143,7 @@ std::vector<float> numbers(std::span<const unsigned char> bytes, Dtype dtype) {
       case Dtype::nvfp4:
       case Dtype::fp8_blocks:
       case Dtype::nf4:
+      case Dtype::mxfp8:
         throw std::logic_error(std::string("no kernel stores ") + name_of(dtype));
     }
   }

@@ -1074,6 +1074,29 @@ KERNEL_TEST(SgdKernel, FollowsTheFormulaOverSteps) {
     }
 }
 
+// Chen et al. 2023 (arXiv 2302.06675), algorithm 2. A mean of 0 takes no step.
+KERNEL_TEST(SgdKernel, StepsBySigns) {
+  Op op = op_of(sgd);
+  op.sign = true;
+  op.scale = 0.5;
+  Training t(op, {0, 2, 3}, {1, 2, 3});
+  KernelContext c;
+  c.learning_rate = 0.1;
+  c.weight_decay = 0.01;
+  double w = 0.7f, m = 0;
+  for (int step = 0; step < 6; ++step) {
+    const double given = step == 0 ? 0 : 2 * std::cos(step);
+    t.state[0] = static_cast<float>(given);
+    t.step(c);
+    const double g = 0.5 * given, mean = 0.9 * m + 0.1 * g;
+    w -= 0.1 * ((mean > 0 ? 1 : mean < 0 ? -1 : 0) + 0.01 * w);
+    m = 0.999 * m + 0.001 * g;
+    EXPECT_NEAR(t.state[1], w, 1e-6);
+    EXPECT_NEAR(t.state[2], w, 1e-6);
+    EXPECT_NEAR(t.state[3], m, 1e-6);
+  }
+}
+
 // An outer optimizer has rates of its own, and no weight decay: torch.optim.SGD with nesterov, and CO2's limit.
 KERNEL_TEST(SgdKernel, OfItsOwnRateTakesNoneOfTheRuns) {
   for (const bool nesterov : {false, true})

@@ -80,7 +80,7 @@ TEST(Optimizer, HasTheStatesAndTheDecayOfItsRule) {
   for (const OfRule& c :
        {OfRule{optimizer::Rule::adam, OpKind::adam, false, 2}, OfRule{optimizer::Rule::adamw, OpKind::adam, true, 2},
         OfRule{optimizer::Rule::sgd_momentum, OpKind::sgd, true, 1},
-        OfRule{optimizer::Rule::sgd, OpKind::sgd, true, 0}})
+        OfRule{optimizer::Rule::lion, OpKind::sgd, true, 1}, OfRule{optimizer::Rule::sgd, OpKind::sgd, true, 0}})
     for (const precision::Mix mix : {precision::Mix::bf16, precision::Mix::fp32})
       for (const bool master : {true, false}) {
         Scenario s = zero3_of_deepspeed(1);
@@ -97,6 +97,7 @@ TEST(Optimizer, HasTheStatesAndTheDecayOfItsRule) {
           if (!is_optimizer(op.kind)) continue;
           ++updates;
           EXPECT_EQ(op.kind, c.kind);
+          EXPECT_EQ(op.sign, c.rule == optimizer::Rule::lion);
           if (c.kind == OpKind::adam) {
             EXPECT_EQ(op.decoupled_weight_decay, c.decoupled);
           }

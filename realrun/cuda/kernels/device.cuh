@@ -176,6 +176,7 @@ __device__ inline float load(const Any& from, std::int64_t i) {
     case Dtype::nvfp4:
     case Dtype::fp8_blocks:
     case Dtype::nf4:
+    case Dtype::mxfp8:
       break;
   }
   return 0;
@@ -212,6 +213,7 @@ __device__ inline void store(const Any& to, std::int64_t i, float value) {
     case Dtype::nvfp4:
     case Dtype::fp8_blocks:
     case Dtype::nf4:
+    case Dtype::mxfp8:
       break;
   }
 }

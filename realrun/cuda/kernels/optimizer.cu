@@ -123,8 +123,8 @@ __global__ void adam_kernel(Adam c, Any gradient, Any weight, Any first, Any sec
 struct Sgd {
   std::int64_t elements;
   Scaling scaling;
-  float learning_rate, decay, momentum, clip;
-  bool nesterov;
+  float learning_rate, decay, momentum, clip, beta1, beta2, per_epsilon;
+  bool nesterov, sign;
 };
 
 template <int kVector>
@@ -140,8 +140,12 @@ __global__ void sgd_kernel(Sgd c, Any gradient, Any weight, Any moment, Any to, 
   if (moment.data != nullptr) unpack<kVector>(raw_m, moment.dtype, m);
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
-    g[j] = factor * g[j] + c.decay * w[j];
-    if (moment.data != nullptr) {
+    g[j] = factor * g[j] + (c.sign ? 0 : c.decay * w[j]);
+    if (c.sign) {
+      const float mean = c.beta1 * m[j] + (1 - c.beta1) * g[j];
+      m[j] = c.beta2 * m[j] + (1 - c.beta2) * g[j];
+      g[j] = fminf(fmaxf(mean * c.per_epsilon, -1), 1) + c.decay * w[j];
+    } else if (moment.data != nullptr) {
       m[j] = c.momentum * m[j] + g[j];
       if (c.clip > 0) m[j] = fminf(fmaxf(m[j], -c.clip), c.clip);
       g[j] = c.nesterov ? g[j] + c.momentum * m[j] : m[j];
@@ -202,9 +206,17 @@ void sgd(const Call& call) {
   const UpdateOperands u = update_operands(call);
   const SgdRates rates = sgd_rates(call);
   const auto single = [](double x) { return static_cast<float>(x); };
-  const Sgd c{elements(u.gradient), scaling_of(call),       single(rates.learning_rate),
-              single(rates.decay),  single(rates.momentum), single(rates.clip),
-              rates.nesterov};
+  const Sgd c{elements(u.gradient),
+              scaling_of(call),
+              single(rates.learning_rate),
+              single(rates.decay),
+              single(rates.momentum),
+              single(rates.clip),
+              single(call.context.beta1),
+              single(call.context.beta2),
+              single(1 / call.context.epsilon),
+              rates.nesterov,
+              rates.sign};
   const Any g = call.numbers(u.gradient), w = call.numbers(u.weight), moment = numbers_of(call, u.moment),
             to = call.numbers(u.parameter), master = numbers_of(call, u.master),
             moment_to = numbers_of(call, u.new_moment);
