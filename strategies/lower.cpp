@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "models/layers.h"
+#include "sim/program/rewrite.h"
 #include "strategies/framework/framework.h"
 #include "strategies/layer_plans.h"
 
@@ -71,6 +72,8 @@ void lower(const Scenario& as_written, std::span<const Strategy> strategies, Pro
     if (strategy.rewrite_piece == nullptr) continue;
     for (Piece& piece : program.pieces) strategy.rewrite_piece(scenario, plans.of(piece), program, piece);
   }
+  for (Piece& piece : program.pieces)
+    for (Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient}) join_casts(*block);
   for (const Strategy& strategy : strategies)
     if (strategy.add_tasks != nullptr) strategy.add_tasks(scenario, program);
 }

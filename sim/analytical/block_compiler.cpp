@@ -97,7 +97,7 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
       return op.every == kAllInstances ? runtime.host_seconds_per_update_op : runtime.host_seconds_per_op * op.share;
     const bool each = rows != nullptr && runtime.launches_each_expert && op.group_dims > 0;
     return each ? context.costs->kernels().issue_seconds(rows->sizes[0], runtime.host_seconds_per_op)
-                : runtime.host_seconds_per_op;
+                : op.passes * runtime.host_seconds_per_op;
   };
   ClockNode* open = nullptr;
   code.host.resize(code.ops.size());

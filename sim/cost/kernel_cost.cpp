@@ -278,7 +278,7 @@ KernelModel::Times KernelModel::times_of(const Op& op, std::span<const Tensor> t
     return document_times(shape, dtype, backward, *documents, bytes);
   }
   const Memory& curve = memory_[memory_slot(op)];
-  return {0, bytes * curve.seconds_per_byte(op), curve.fixed_seconds};
+  return {0, bytes * curve.seconds_per_byte(op), op.passes * curve.fixed_seconds};
 }
 
 KernelCost KernelModel::cost(const Op& op, std::span<const Tensor> tensors, const DocumentPairs* documents) const {
@@ -377,10 +377,11 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors, 
                         curve.source, describe(curve.residual));
   } else {
     const MemoryCurve* kind = find_curve(calibration_, op);
-    text += fmt::format("  = fixed {} + {:.4g} bytes / ({} of {:.4g} bytes/s)\n",
-                        micro(kind != nullptr ? kind->fixed_seconds : kernel_fixed_seconds_), total.bytes,
+    text += fmt::format("  = fixed {} + {:.4g} bytes / ({} of {:.4g} bytes/s)\n", micro(t.fixed), total.bytes,
                         percent(kind != nullptr ? kind->efficiency : calibration_.memory_efficiency),
                         device_.memory_bytes_per_second);
+    if (op.passes == 0) text += "  the kernel of the cast before it writes this result, too: nothing is read again\n";
+    if (op.passes > 1) text += fmt::format("  {} kernels, each of which reads the operand\n", op.passes);
     text += fmt::format("  curve: {}{}; {}\n", kind != nullptr ? fmt::format("of the kind {}, ", kind->name) : "",
                         calibration_.memory_source,
                         describe(kind != nullptr ? kind->residual : calibration_.memory_residual));

@@ -249,6 +249,17 @@ inline Op over_buffers(OpKind kind, const char* name, std::initializer_list<Tens
   return for_all_instances(computation(kind, name, Phase::update, reads, writes));
 }
 
+// Casts of one tensor, one after another, are one kernel with several results: the later ones do not read it again.
+inline void join_casts(Block& block) {
+  for (std::size_t i = 1; i < block.ops.size(); ++i) {
+    const Op& before = block.ops[i - 1];
+    Op& op = block.ops[i];
+    if (op.kind == OpKind::cast && before.kind == OpKind::cast && op.reads[0] == before.reads[0] && !op.accumulate &&
+        op.when == before.when && op.phase == before.phase)
+      op.passes = 0;
+  }
+}
+
 // Adds one number in fp32 for a block.
 inline TensorId add_number(Piece& piece, const char* name) {
   Tensor number;

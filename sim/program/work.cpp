@@ -299,7 +299,7 @@ double bytes(const Op& op, std::span<const Tensor> tensors) {
     case MovedBytes::operands: {
       double total = 0;
       for (TensorId id : op.reads)
-        if (id != kNoTensor) total += size(id);
+        if (id != kNoTensor) total += op.passes * size(id);
       if (op.keys_before > 0) {  // of keys that came round a ring, only those that are seen
         const TensorId keys = op.reads[queries_operand(op.kind) + 1];
         const auto seen = static_cast<double>(attended_pairs(op, tensors).keys),

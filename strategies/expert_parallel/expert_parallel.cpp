@@ -27,7 +27,9 @@ namespace {
 
 bool is_rows(const Tensor& t) { return t.find(Axis::slots) >= 0; }
 bool quantises(const Op& op, const Piece& piece) {
-  return op.kind == OpKind::cast && piece.tensors[op.writes[0]].dtype == Dtype::fp8;
+  if (op.kind != OpKind::cast) return false;
+  const Dtype dtype = piece.tensors[op.writes[0]].dtype;
+  return dtype == Dtype::fp8 || dtype == Dtype::fp8_blocks || dtype == Dtype::mxfp8;
 }
 
 // Lays out the experts of a piece, and moves rows between the ranks of their tokens and the ranks of their experts.
@@ -186,7 +188,9 @@ class Experts {
     out_.clear();
     for (Op op : block.ops) {
       if (!traits_of(op.kind).regroups) {
-        if (!is_fused(op)) out_.push_back(op);
+        if (is_fused(op)) continue;
+        read_narrow_rows(op);
+        out_.push_back(op);
         continue;
       }
       for (TensorId& id : op.reads) {
@@ -226,9 +230,10 @@ class Experts {
     TensorId exact = kNoTensor, narrow = kNoTensor;
   };
   Quantised quantised_rows(TensorId rows, const Block& block) {
+    // The second of two copies is by rows, which the next product reads.
     const auto casts = [&](const Op& op) { return op.reads[0] == rows && quantises(op, piece_); };
-    const auto fused = std::ranges::find_if(block.ops, casts);
-    const Quantised q{rows, fused == block.ops.end() ? like(rows, "fp8_rows") : fused->writes[0]};
+    const auto fused = std::find_if(block.ops.rbegin(), block.ops.rend(), casts);
+    const Quantised q{rows, fused == block.ops.rend() ? like(rows, "fp8_rows") : fused->writes[0]};
     piece_.tensors[q.narrow].dtype = Dtype::fp8_blocks;
     quantised_.push_back(q);
     return q;
@@ -255,11 +260,21 @@ class Experts {
              return op.reads[0] == q.exact && op.writes[0] == q.narrow;
            });
   }
+  // The other copy of rows that came in fp8 is made of these.
+  void read_narrow_rows(Op& op) const {
+    if (!quantises(op, piece_)) return;
+    for (const Quantised& q : quantised_)
+      if (op.reads[0] == q.exact) {
+        op.reads[0] = q.narrow;
+        op.passes = 1;
+      }
+  }
   void dequantise(const Quantised& q, const Op& cause) {
     if (q.exact == kNoTensor) return;
     for (const Block* block : {&piece_.forward, &piece_.backward})
       for (const Op& op : block->ops)
-        if (std::ranges::find(op.reads, q.exact) != op.reads.end() && !is_fused(op) && !traits_of(op.kind).regroups)
+        if (std::ranges::find(op.reads, q.exact) != op.reads.end() && !quantises(op, piece_) &&
+            !traits_of(op.kind).regroups)
           return cast("dequantise_rows", q.narrow, q.exact, cause);
   }
   void cast(const char* name, TensorId from, TensorId to, const Op& cause) {
@@ -317,7 +332,9 @@ class Experts {
     out_.clear();
     for (Op op : block.ops) {
       if (!traits_of(op.kind).regroups) {
-        if (!is_fused(op)) out_.push_back(op);
+        if (is_fused(op)) continue;
+        read_narrow_rows(op);
+        out_.push_back(op);
         continue;
       }
       const Quantised quantised = quantise_rows(op, block);
@@ -437,6 +454,15 @@ class Experts {
         if (chosen[i] == 0) continue;
         own.add_all(block.ops[i].writes);
         if (is_matmul(block.ops[i].kind)) own.add(block.ops[i].reads[1]);
+        if (block.ops[i].kind == OpKind::cast && piece_.tensors[block.ops[i].reads[0]].category == Category::parameter)
+          own.add(block.ops[i].reads[0]);
+      }
+      // Second copies of these, which the backward reads.
+      for (std::size_t i = 0; i < chosen.size(); ++i) {
+        const Op& op = block.ops[i];
+        if (chosen[i] != 0 || op.kind != OpKind::cast || !own.has(op.reads[0]) || elsewhere.has(op.writes[0])) continue;
+        chosen[i] = 1;
+        own.add(op.writes[0]);
       }
       return chosen;
     }
@@ -447,7 +473,7 @@ class Experts {
       const bool of_weights = op.phase == Phase::weight_gradient || is_communication(op.kind);
       if (adds_up || !(own.has_any(op.reads) || (of_weights && gradients.has_any(op.reads)))) continue;
       chosen[i] = 1;
-      gradients.add_all(op.writes);
+      (op.kind == OpKind::cast && own.has(op.reads[0]) ? own : gradients).add_all(op.writes);
     }
     // Casts and gathers of the incoming gradient that only serve them.
     for (std::size_t i = block.ops.size(); i-- > 0;) {

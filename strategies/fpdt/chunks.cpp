@@ -39,6 +39,13 @@ Region region_of_attention(const Piece& piece) {
     region.forward.push_back(i);
   }
   std::ranges::reverse(region.forward);
+  // Casts of what is made here that only the backward reads: second copies for weight gradients.
+  Storages inside(piece);
+  for (const std::size_t i : region.forward) inside.add_all(forward[i].writes);
+  for (std::size_t i = 0, end = region.forward.back(); i < end; ++i)
+    if (forward[i].kind == OpKind::cast && inside.has(forward[i].reads[0]) && !inside.has(forward[i].writes[0]))
+      region.forward.push_back(i);
+  std::ranges::sort(region.forward);
   for (std::size_t i = 0; i < backward.size(); ++i) {
     const Op& op = backward[i];
     if (op.kind != OpKind::attention_backward && !made.has_any(op.reads)) continue;

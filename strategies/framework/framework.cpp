@@ -61,6 +61,7 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.runtime.launches_each_expert = j.at("expert_kernels") == "each";
     s.runtime.reads_row_counts = j.at("row_counts") == "host";
     s.weighs_activations = j.at("expert_weights") == "activation";
+    s.delays_fp8_scales = j.at("fp8_recipe") == "delayed";
     s.deals_uneven_chunks = j.at("uneven_chunks") == "dealt";
     for (const auto& [field, values] : j.at("searched").items()) {
       SearchedValues& of_field = s.searched.emplace_back();

@@ -58,6 +58,7 @@ struct StackPreset {
   // Weights are kept quantised only, and gathered quantised after the update (zero_stage 1 and 2).
   bool gathers_quantised_weights = false;
   bool weighs_activations = false;  // KernelChoices::weighs_activations
+  bool delays_fp8_scales = false;   // unless the plan says (fp8_recipe): scales are of earlier steps' maxima
   // The stack itself distributes layers that do not divide evenly into the pipeline's chunks. Other stacks refuse such
   // layers unless the plan gives the layers of each chunk.
   bool deals_uneven_chunks = false;

@@ -9,12 +9,22 @@ namespace orrery::precision {
 
 enum class Mix : std::uint8_t { bf16, fp16, fp32, fp8, nvfp4 };
 inline constexpr std::array<std::string_view, 5> kMixNames{"bf16", "fp16", "fp32", "fp8", "nvfp4"};
+// What shares a scale in fp8 (Transformer Engine's recipes by Megatron-LM's names of them):
+//   delayed     a tensor; the scale follows from the largest magnitudes of earlier steps
+//   tensorwise  a tensor; the scale follows from its own largest magnitude ("current scaling")
+//   blockwise   128 elements of a row, or 128 x 128 of a weight, as in DeepSeek-V3
+//   mxfp8       32 elements of a row, or of a column
+// automatic: the stack's (framework::StackPreset).
+enum class Recipe : std::uint8_t { automatic, delayed, tensorwise, blockwise, mxfp8 };
+inline constexpr std::array<std::string_view, 5> kRecipeNames{"automatic", "delayed", "tensorwise", "blockwise",
+                                                              "mxfp8"};
 // automatic: the stack's dtype (framework::gradient_dtype).
 enum class GradientDtype : std::uint8_t { automatic, fp32, bf16, fp16 };
 inline constexpr std::array<std::string_view, 4> kGradientDtypeNames{"automatic", "fp32", "bf16", "fp16"};
 
 struct Options {
   Mix mix = Mix::bf16;
+  Recipe recipe = Recipe::automatic;
   GradientDtype gradients = GradientDtype::automatic;
   double loss_scale = 65536;
   bool fp8_activation_inputs = false;
@@ -29,6 +39,9 @@ struct Options {
   void visit_fields(FieldVisitor& v) {
     v.field("precision", mix, kMixNames,
             "dtype of matrix products and activations; fp8, nvfp4: layers' products only, the rest bf16", Scope::layer);
+    v.field("fp8_recipe", recipe, kRecipeNames,
+            "what shares a scale in fp8: a tensor (delayed: known before; tensorwise), 128 elements (blockwise) or 32 "
+            "(mxfp8); automatic: the framework's");
     v.field("gradient_dtype", gradients, kGradientDtypeNames,
             "dtype in which gradients are accumulated and reduced; automatic: the framework's, else fp32");
     v.field("loss_scale", loss_scale, positive(),

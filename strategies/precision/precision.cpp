@@ -8,6 +8,7 @@
 
 #include "sim/program/rewrite.h"
 #include "strategies/data_parallel/data_parallel.h"
+#include "strategies/framework/framework.h"
 
 namespace orrery::precision {
 
@@ -23,12 +24,42 @@ Dtype peak_dtype(const Scenario& scenario) {
   return fastest;
 }
 
+Recipe recipe_of(const Plan& plan) {
+  const Recipe given = plan.precision.recipe;
+  if (given != Recipe::automatic) return given;
+  return framework::stack_of(plan).delays_fp8_scales ? Recipe::delayed : Recipe::tensorwise;
+}
+
 namespace {
 
-// Quantises what the products of a block read: activations and output gradients once at each use. nvfp4 has two copies
-// of each tensor, because scales are of blocks along the dimension that is summed over, which is another one in the
-// transposed product (NVIDIA 2025, arXiv 2509.25149, section 2). The two casts read the 16-bit tensor twice, as much as
-// a pass for its maximum and one that writes both copies.
+// How the inputs of products become narrow.
+struct Quantised {
+  Dtype products = Dtype::fp8, tensors = Dtype::fp8;  // what the products multiply in; what they read
+  // The transposed product reads another copy: its scales are of blocks along the dimension that is summed over, which
+  // is another one there (NVIDIA 2025, arXiv 2509.25149, section 2), or the matrix units read operands in one order.
+  bool two_copies = false;
+  bool looks_first = false;       // the scale follows from the tensor's own largest magnitude, found in another pass,
+  bool fuses_the_search = false;  // but in the kernel that writes the tensor where a compiler made it
+};
+
+// The tensor cores of Hopper and Ada read both fp8 operands along the dimension that is summed over (cuBLAS manual,
+// "cublasLtMatmul"). Transformer Engine therefore keeps transposed copies there (nvte_is_non_tn_fp8_gemm_supported).
+bool reads_one_order(const Device& device) { return device.architecture == "Hopper" || device.architecture == "Ada"; }
+
+Quantised quantised(const Plan& plan, Dtype products, const Device& device) {
+  Quantised q{.products = products, .tensors = products};
+  q.fuses_the_search = framework::stack_of(plan).kernels == framework::Kernels::compiled;
+  const Recipe recipe = recipe_of(plan);
+  const bool nvfp4 = products == Dtype::nvfp4;
+  if (!nvfp4 && recipe == Recipe::blockwise) q.tensors = Dtype::fp8_blocks;
+  if (!nvfp4 && recipe == Recipe::mxfp8) q.tensors = Dtype::mxfp8;
+  q.two_copies = block_of(q.tensors) > 0 || reads_one_order(device);
+  q.looks_first = nvfp4 || recipe == Recipe::tensorwise;
+  return q;
+}
+
+// Quantises what the products of a block read: activations and output gradients once at each use. Where a product and
+// the transposed one read two copies, one kernel writes both (join_casts).
 class Quantiser {
  public:
   enum class Weights : std::uint8_t {
@@ -36,11 +67,10 @@ class Quantiser {
     // Each block of each micro-batch gathers its weights (ZeRO-3), and quantises what it gathered.
     come_and_go,
     come_in_fp8,  // the same, but gathers them quantised
-    // Quantised by rows before the step begins; the copies by columns are made once a step.
+    // Quantised by rows before the step begins; the copies by columns are made once a step, unless weights are frozen.
     are_quantised
   };
-  Quantiser(Piece& piece, Dtype dtype, Weights weights)
-      : piece_(piece), dtype_(dtype), copies_(block_of(dtype) > 0 ? 2 : 1), weights_(weights) {
+  Quantiser(Piece& piece, const Quantised& how, Weights weights) : piece_(piece), how_(how), weights_(weights) {
     for (auto& quantised : quantised_) quantised.assign(piece_.tensors.size(), kNoTensor);
   }
 
@@ -49,13 +79,14 @@ class Quantiser {
     if (weights_ == Weights::are_quantised) keep_quantised();
     for (Block* block : {&piece_.forward, &piece_.backward}) {
       out_.clear();
-      if (weights_ == Weights::come_and_go)
-        for (std::size_t id = 0; id < quantised_[0].size(); ++id)
-          if (piece_.tensors[id].category == Category::parameter)
-            for (auto& quantised : quantised_) quantised[id] = kNoTensor;
+      for (std::size_t id = 0; id < quantised_[0].size(); ++id)
+        if (const auto t = static_cast<TensorId>(id);
+            piece_.tensors[id].category == Category::parameter && copies_go(t))
+          for (auto& quantised : quantised_)
+            if (quantised[id] != t) quantised[id] = kNoTensor;
       for (Op op : block->ops) {
         if (is_product(op)) {
-          op.compute_dtype = dtype_;
+          op.compute_dtype = how_.products;
           for (const int read : {0, 1}) {
             TensorId& id = op.reads[static_cast<std::size_t>(read)];
             const bool weight = read == 1 && op.kind != OpKind::linear_weight_gradient;
@@ -69,9 +100,19 @@ class Quantiser {
   }
 
  private:
-  // Whether blocks of scales lie along a row of the tensor, or along a column.
+  // Whether a row of the tensor is contiguous and has blocks of scales along it, or a column.
   enum Copy : std::uint8_t { by_rows, by_columns };
 
+  // Whether copies of a weight are made for each block and freed with it. Frozen weights that are kept quantised, with
+  // a scale each, are transposed so: MLPerf's LoRA on H200 has no room for a second copy of 70B.
+  bool copies_go(TensorId weight) const {
+    if (weights_ == Weights::come_and_go || weights_ == Weights::come_in_fp8) return true;
+    const auto is_frozen = [&](const ParameterGradient& p) {
+      return p.gradient == kNoTensor && storage_of(piece_, p.parameter) == storage_of(piece_, weight);
+    };
+    return weights_ == Weights::are_quantised && block_of(how_.tensors) == 0 &&
+           std::ranges::any_of(piece_.parameters, is_frozen);
+  }
   // Excludes the products of routers, whose logits are fp32.
   bool is_product(const Op& op) const {
     if (op.plain) return false;
@@ -89,7 +130,7 @@ class Quantiser {
   }
   // The copy that a product reads: its weight gradient sums over tokens, its input gradient over the product's results.
   Copy copy_of(const Op& op, int read) const {
-    if (copies_ == 1) return by_rows;
+    if (!how_.two_copies) return by_rows;
     if (op.kind == OpKind::linear_weight_gradient) return by_columns;
     return op.kind == OpKind::linear_input_gradient && read == 1 ? by_columns : by_rows;
   }
@@ -115,7 +156,7 @@ class Quantiser {
     for (std::size_t id = 0; id < is_weight.size(); ++id) {
       const auto t = static_cast<TensorId>(id);
       if (!is_weight[storage_of(piece_, t)]) continue;
-      piece_.tensors[id].dtype = dtype_;
+      piece_.tensors[id].dtype = how_.tensors;
       quantised_[by_rows][id] = t;
     }
     split_sets(piece_, [&](const ParameterGradient& p) { return !is_weight[storage_of(piece_, p.parameter)]; });
@@ -124,21 +165,20 @@ class Quantiser {
   // Weights that stay are quantised once a step and kept for its micro-batches (Transformer Engine's
   // is_first_microbatch).
   TensorId quantise_weight(TensorId id, const Op& cause) {
-    if (weights_ == Weights::come_in_fp8) return id;
     const Copy wanted = copy_of(cause, 1);
+    const bool goes = copies_go(id);
+    const bool comes_narrow = weights_ == Weights::come_in_fp8 || weights_ == Weights::are_quantised;
+    if (weights_ == Weights::come_in_fp8 && wanted == by_rows) return id;
     for (const Copy copy : {by_columns, by_rows}) {
-      if (quantised_[copy][id] != kNoTensor) continue;
-      if (copy != wanted && (weights_ == Weights::come_and_go || !needed_[id][copy])) continue;
-      const bool stays = weights_ != Weights::come_and_go;
+      if (quantised_[copy][id] != kNoTensor || (copy != wanted && (goes || !needed_[id][copy]))) continue;
       Tensor t = piece_.tensors[id];
       t.category = Category::workspace;
-      t.resident = stays;
+      t.resident = !goes;
       Op op;
       op.phase = cause.phase;
-      op.when = stays ? When::first_micro_batch : When::every_micro_batch;
-      op.name = weights_ == Weights::are_quantised   ? "transpose_weight"
-                : copies_ == 2 && copy == by_columns ? "quantise_weight_columns"
-                                                     : "quantise_weight";
+      op.when = goes ? When::every_micro_batch : When::first_micro_batch;
+      op.name = comes_narrow ? "transpose_weight" : copy == by_columns ? "quantise_weight_columns" : "quantise_weight";
+      if (how_.looks_first && !comes_narrow) op.passes = 2;
       cast(id, t, copy, op);
     }
     return quantised_[wanted][id];
@@ -151,15 +191,23 @@ class Quantiser {
       if (quantised_[copy][id] != kNoTensor || (copy != wanted && !needed_[id][copy])) continue;
       Op op;
       op.phase = cause.phase == Phase::weight_gradient ? Phase::input_gradient : cause.phase;
-      op.name = copies_ == 2 && copy == by_columns ? "quantise_columns" : "quantise";
+      op.name = copy == by_columns ? "quantise_columns" : "quantise";
+      if (how_.looks_first && !(how_.fuses_the_search && is_written_by_compiled(id))) op.passes = 2;
       cast(id, piece_.tensors[id], copy, op);
     }
     return quantised_[wanted][id];
   }
 
+  // Whether the kernel that writes a tensor of this block is one that a compiler makes: no product, no attention.
+  bool is_written_by_compiled(TensorId id) const {
+    const auto writer =
+        std::find_if(out_.rbegin(), out_.rend(), [&](const Op& op) { return std::ranges::count(op.writes, id) > 0; });
+    return writer != out_.rend() && traits_of(writer->kind).op_class == OpClass::memory_bound;
+  }
+
   void cast(TensorId id, Tensor t, Copy copy, Op op) {
     t.alias_of = kNoTensor;
-    t.dtype = dtype_;
+    t.dtype = how_.tensors;
     const TensorId q = piece_.add(t);
     for (auto& quantised : quantised_) quantised.resize(piece_.tensors.size(), kNoTensor);
     quantised_[copy][id] = q;
@@ -170,8 +218,7 @@ class Quantiser {
   }
 
   Piece& piece_;
-  const Dtype dtype_;
-  const int copies_;
+  const Quantised how_;
   const Weights weights_;
   std::array<std::vector<TensorId>, 2> quantised_;  // by Copy
   std::vector<std::array<bool, 2>> needed_;         // by tensor and Copy: some product reads it
@@ -199,6 +246,9 @@ void store_activation_inputs_in_fp8(Piece& piece) {
   piece.forward.ops = std::move(forward);
 }
 
+// Whether fp8 matrix units are older than MXFP8, whose blocks of 32 have scales of 8 bits.
+bool lacks_mx(const Device& device) { return reads_one_order(device) || device.architecture == "CDNA3"; }
+
 void check(const Scenario& scenario) {
   const Device& device = scenario.cluster.device;
   const auto has = [&](Dtype dtype) { return device.peak_flops_per_second[static_cast<std::size_t>(dtype)] > 0; };
@@ -209,6 +259,9 @@ void check(const Scenario& scenario) {
     if (options.mix == Mix::nvfp4 && !has(Dtype::nvfp4))
       fail((has(Dtype::fp8) ? "\"fp8\" or \"bf16\"" : "\"bf16\" or \"fp16\"") +
            std::string(": there are no NVFP4 matrix units") + here);
+    if (options.mix == Mix::fp8 && recipe_of(scenario.plan) == Recipe::mxfp8 && lacks_mx(device))
+      refuse(scenario.plan, "fp8_recipe",
+             "\"delayed\", \"tensorwise\" or \"blockwise\": no matrix units scale MXFP8" + here);
     if (options.mix == Mix::fp8 && !has(Dtype::fp8)) fail("\"bf16\" or \"fp16\": there are no fp8 matrix units" + here);
     if (options.mix == Mix::bf16 && !has(Dtype::bf16))
       fail("\"fp16\" or \"fp32\": there are no bf16 matrix units" + here);
@@ -225,7 +278,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   if (products == plan.precision.storage()) return;
   const data_parallel::Sharding sharding = data_parallel::sharding_of(scenario, plan, program);
   using Weights = Quantiser::Weights;
-  Quantiser(piece, products,
+  Quantiser(piece, quantised(scenario.plan, products, scenario.cluster.device),
             data_parallel::keeps_weights_quantised(scenario, plan) ? Weights::are_quantised
             : sharding.fp8_gathers                                 ? Weights::come_in_fp8
             : !sharding.over.weights.empty()                       ? Weights::come_and_go
@@ -250,12 +303,25 @@ void rewrite(const Scenario& scenario, Program& program) {
           static_cast<std::uint16_t>(std::find(families.begin(), families.end(), families[p]) - families.begin());
 }
 
+constexpr bool (*kScalesBlocks)(const AskedOf&) = [](const AskedOf& a) {
+  const Recipe recipe = recipe_of(a.plan);
+  return recipe == Recipe::blockwise || recipe == Recipe::mxfp8;
+};
 constexpr FieldRule kExcludes[]{
+    keep({"enable_fsdp_float8_all_gather"}, "with an fp8_recipe that scales blocks", kScalesBlocks),
+    keep({"fp8_param_gather"}, "with fp8_recipe \"mxfp8\", whose rows and columns are rounded apart",
+         [](const AskedOf& a) { return recipe_of(a.plan) == Recipe::mxfp8; }),
     keep({"activation_func_fp8_input_store"}, "unless the model's activation function is swiglu",
          [](const AskedOf& a) { return a.model.activation != ActivationFunction::swiglu; })};
 
+constexpr FieldRule kIdle[]{keep({"fp8_recipe"}, ": no layer has precision \"fp8\"",
+                                 [](const AskedOf& a) { return a.layers.precision.mix == Mix::fp8; })};
+
 void check_runnable(const Scenario& scenario) {
-  for_each_plan(scenario, [](const Plan& plan, const std::string& at) {
+  for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
+    if (const Recipe recipe = recipe_of(scenario.plan);
+        plan.precision.mix == Mix::fp8 && (recipe == Recipe::blockwise || recipe == Recipe::mxfp8))
+      refuse(scenario.plan, "fp8_recipe", "\"tensorwise\" in real runs: no kernel scales blocks yet");
     if (plan.precision.mix == Mix::nvfp4)
       refuse(plan, "precision", "\"fp8\" or \"bf16\" in real runs: no kernel quantises to NVFP4 yet", at);
   });
@@ -268,6 +334,7 @@ Strategy describe() {
           .summary = "bf16, fp16, fp32, fp8 and nvfp4 mixes",
           .paper = "Micikevicius et al. 2017, arXiv 1710.03740",
           .excludes = kExcludes,
+          .idle = kIdle,
           .check = check,
           .rewrite = rewrite,
           .rewrite_piece = rewrite_piece,

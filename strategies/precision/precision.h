@@ -13,4 +13,7 @@ namespace orrery::precision {
 // one with the highest peak on the device.
 Dtype peak_dtype(const Scenario& scenario);
 
+// Returns the plan's recipe for fp8, or the stack's if that is automatic.
+Recipe recipe_of(const Plan& plan);
+
 }  // namespace orrery::precision

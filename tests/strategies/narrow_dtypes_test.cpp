@@ -7,6 +7,7 @@
 #include "sim/base/error.h"
 #include "sim/program/check.h"
 #include "strategies/framework/framework.h"
+#include "strategies/precision/precision.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {
@@ -114,7 +115,7 @@ TEST(Fp8Gathers, MoveHalfOfWhatSixteenBitsTake) {
   EXPECT_EQ(wide.gathers, 2);
   EXPECT_EQ(narrow.gathers, 2);
   EXPECT_DOUBLE_EQ(wide.bytes, 2 * narrow.bytes);
-  EXPECT_EQ(wide.casts - narrow.casts, 8);  // of four matrices in both blocks
+  EXPECT_EQ(wide.casts - narrow.casts, 4);  // of four matrices in the forward; the backward transposes them instead
   EXPECT_EQ(gathers_of(piece_named(bf16, "head")).bytes, gathers_of(piece_named(fp8, "head")).bytes);
   EXPECT_DOUBLE_EQ(bf16.model.flops_per_step, fp8.model.flops_per_step);
   for (const Op& op : running_layer(fp8).forward.ops) {
@@ -225,11 +226,11 @@ double cast_bytes(const Piece& piece, const Block& block) {
   return total;
 }
 
-// An element is read twice in 16 bits, for the tensor's maximum and for its two copies, which are written once.
+// An element is read twice in 16 bits, for the tensor's maximum and for its copies, which are written once.
 TEST(Nvfp4, QuantisingReadsTwiceAndWritesTwoCopies) {
   const double tokens = 8192, weights = 4096.0 * (4096 + 2 * 1024) + 4096.0 * 4096 + 3 * 4096.0 * 14336;
   const double inputs = tokens * (3 * 4096 + 14336), outputs = tokens * (6144 + 4096 + 2 * 14336 + 4096);
-  const double both = 2 * 2 + 2 * 4.5 / 8, one = 2 + 4.5 / 8;
+  const double both = 2 * 2 + 2 * 4.5 / 8, one = 2 * 2 + 4.5 / 8;
   Scenario s = llama_on_b200(precision::Mix::nvfp4);
   Program p;
   lower(s, p);
@@ -261,6 +262,127 @@ TEST(Nvfp4, QuantisingReadsTwiceAndWritesTwoCopies) {
 }
 
 // Every Program is proven, and none saves more than in fp8.
+using precision::Recipe;
+
+Scenario llama_in_fp8(const char* cluster, Recipe recipe) {
+  Scenario s = scenario_of("llama-3-8b", cluster, 1);
+  s.workload = {8192, 0, 8};
+  s.plan.precision.mix = precision::Mix::fp8;
+  s.plan.precision.recipe = recipe;
+  return s;
+}
+
+// By hand, bytes for an element in 16 bits: what its casts read and write. Hopper's products and their transposes read
+// two copies, Blackwell's one, unless blocks share scales.
+TEST(Fp8Recipes, ReadAndWriteWhatTheirScalesNeed) {
+  const double tokens = 8192, weights = 4096.0 * (4096 + 2 * 1024) + 4096.0 * 4096 + 3 * 4096.0 * 14336;
+  const double inputs = tokens * (3 * 4096 + 14336), outputs = tokens * (6144 + 4096 + 2 * 14336 + 4096);
+  struct Case {
+    const char* cluster;
+    Recipe recipe;
+    double read, copy, copies;
+  };
+  const double block = 1 + 4.0 / 128, mx = 1 + 1.0 / 32;
+  for (const auto& [cluster, recipe, read, copy, copies] :
+       {Case{"dgx-h100", Recipe::delayed, 2, 1, 2}, Case{"dgx-h100", Recipe::tensorwise, 4, 1, 2},
+        Case{"dgx-h100", Recipe::blockwise, 2, block, 2}, Case{"dgx-b200", Recipe::delayed, 2, 1, 1},
+        Case{"dgx-b200", Recipe::tensorwise, 4, 1, 1}, Case{"dgx-b200", Recipe::blockwise, 2, block, 2},
+        Case{"dgx-b200", Recipe::mxfp8, 2, mx, 2}}) {
+    SCOPED_TRACE(std::string(cluster) + " " + std::string(precision::kRecipeNames[static_cast<std::size_t>(recipe)]));
+    const double both = read + copies * copy, one = read + copy;
+    Scenario s = llama_in_fp8(cluster, recipe);
+    Program p;
+    lower(s, p);
+    EXPECT_DOUBLE_EQ(cast_bytes(running_layer(p), running_layer(p).forward), both * (weights + inputs));
+    EXPECT_DOUBLE_EQ(cast_bytes(running_layer(p), running_layer(p).backward), both * outputs);
+    const double scalars = 2 * sizeof(float);
+    EXPECT_NEAR(piece_memory(running_layer(p), 1).resident.of(Place::device, Category::workspace),
+                copies * copy * weights, scalars);
+    EXPECT_TRUE(check(p).empty());
+
+    // Gathered weights are quantised for each block, in the copy that it reads.
+    s.plan.data.zero_stage = 3;
+    lower(s, p);
+    EXPECT_DOUBLE_EQ(cast_bytes(running_layer(p), running_layer(p).forward), one * weights + both * inputs);
+    EXPECT_DOUBLE_EQ(cast_bytes(running_layer(p), running_layer(p).backward),
+                     (copies == 2 ? one * weights : 0) + both * outputs + (copies == 1 ? one * weights : 0));
+    s.plan.data.zero_stage = 0;
+
+    // A forward that is repeated writes no second copies the first time.
+    s.plan.recompute.mode = activation_recompute::Mode::full;
+    lower(s, p);
+    EXPECT_DOUBLE_EQ(cast_bytes(running_layer(p), running_layer(p).forward), both * weights + one * inputs);
+  }
+}
+
+// torch.compile finds a tensor's maximum in the kernel that writes it, unless that is a product or attention.
+TEST(Fp8Recipes, CompilersFindMaximaInTheKernelsThatTheyMake) {
+  Scenario s = llama_in_fp8("dgx-b200", Recipe::tensorwise);
+  s.plan.framework.stack = framework::Stack::fsdp_compiled;
+  Program p;
+  lower(s, p);
+  std::vector<int> passes;
+  for (const Op& op : running_layer(p).forward.ops)
+    if (std::string_view(op.name) == "quantise") passes.push_back(op.passes);
+  EXPECT_THAT(passes, ::testing::ElementsAre(1, 2, 1, 1));  // behind a norm, attention, a norm, SwiGLU
+}
+
+TEST(Fp8Recipes, AreTheStacksUnlessThePlanSaysSo) {
+  Scenario s = llama_in_fp8("dgx-h100", Recipe::automatic);
+  EXPECT_EQ(precision::recipe_of(s.plan), Recipe::delayed);
+  s.plan.framework.stack = framework::Stack::fsdp;
+  EXPECT_EQ(precision::recipe_of(s.plan), Recipe::tensorwise);
+  s.plan.precision.recipe = Recipe::blockwise;
+  EXPECT_EQ(precision::recipe_of(s.plan), Recipe::blockwise);
+}
+
+TEST(Fp8Recipes, AreRefusedWhereTheyCannotBe) {
+  EXPECT_THAT(refusal(llama_in_fp8("dgx-h100", Recipe::mxfp8)), HasSubstr("no matrix units scale MXFP8 on H100"));
+  Scenario s = llama_in_fp8("dgx-b200", Recipe::mxfp8);
+  s.plan.data.zero_stage = 1;
+  s.plan.data.fp8_param_gather = true;
+  EXPECT_THAT(refusal(s), HasSubstr("/plan/fp8_param_gather"));
+  s.plan.data.fp8_param_gather = false;
+  s.plan.data.zero_stage = 3;
+  s.plan.data.float8_all_gather = true;
+  EXPECT_THAT(refusal(s), HasSubstr("/plan/enable_fsdp_float8_all_gather"));
+  s.plan.data.float8_all_gather = false;
+  EXPECT_EQ(refusal(s), "");
+  EXPECT_THROW(check_runnable(s), InputError);
+  s.plan.precision.mix = precision::Mix::bf16;
+  EXPECT_THAT(refusal(s), HasSubstr("/plan/fp8_recipe"));
+}
+
+// Tokens travel to experts in blocks of 128. The first product reads them so; the transposed copy is of the numbers
+// that they stand for.
+TEST(Fp8Recipes, ComposeWithEveryLayout) {
+  for (const Recipe recipe : {Recipe::delayed, Recipe::tensorwise, Recipe::blockwise, Recipe::mxfp8})
+    for (const bool fp8_dispatch : {false, true})
+      for (const int tensor : {1, 2}) {
+        Scenario s = scenario_of("mixtral-8x7b", recipe == Recipe::mxfp8 ? "dgx-b200" : "dgx-h100", 1);
+        s.workload = {2048, 0, 8};
+        s.plan.precision.mix = precision::Mix::fp8;
+        s.plan.precision.recipe = recipe;
+        s.plan.expert.degree = 4;
+        s.plan.expert.fp8_dispatch = fp8_dispatch;
+        s.plan.tensor.degree = tensor;
+        s.plan.tensor.sequence_parallel = tensor > 1;
+        s.plan.recompute.mode = activation_recompute::Mode::selective;
+        Program p;
+        lower(s, p);
+        EXPECT_TRUE(check(p).empty());
+        const Piece& layer = piece_named(p, "expert_layer");
+        for (const Block* block : {&layer.forward, &layer.backward})
+          for (std::size_t i = 0; i < block->ops.size(); ++i) {
+            const Op& op = block->ops[i];
+            if (op.passes > 0) continue;
+            ASSERT_GT(i, 0u);
+            EXPECT_EQ(block->ops[i - 1].reads[0], op.reads[0]) << op.name;
+            EXPECT_GT(block->ops[i - 1].passes, 0) << op.name;
+          }
+      }
+}
+
 TEST(Nvfp4, ComposesWithEveryLayout) {
   std::size_t proven = 0;
   for (const std::int64_t t : {1, 2})
