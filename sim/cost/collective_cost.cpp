@@ -61,8 +61,8 @@ struct CollectiveModel::MappedRates {
 };
 
 struct CollectiveModel::Group {
-  std::int64_t n = 1;  // ranks
-  std::int64_t r = 1;  // per node
+  std::int64_t n = 1;              // ranks
+  std::int64_t r = 1, fewest = 1;  // per node; on the node that has the fewest
   std::int64_t nodes = 1;
   std::int64_t stride = 1;
   double ring_rate = std::numeric_limits<double>::infinity();  // within the node, Simple, including its share
@@ -275,8 +275,8 @@ CollectiveModel::Group CollectiveModel::group_of(const GroupSpan& span) const {
     const double share = nic_bytes_per_second_ / as_double(span.groups_sharing_nics);
     g.nic_rate = std::min(share, as_double(g.r) * rank_nic_bytes_per_second_);
     g.one_rank_nic_rate = std::min(share, rank_nic_bytes_per_second_);
-    const std::int64_t channels = span.fewest_per_node > 0 ? span.fewest_per_node : g.r;
-    g.channels_nic_rate = std::min(share, as_double(channels) * rank_nic_bytes_per_second_);
+    g.fewest = span.fewest_per_node > 0 ? span.fewest_per_node : g.r;
+    g.channels_nic_rate = std::min(share, as_double(g.fewest) * rank_nic_bytes_per_second_);
     // Groups of other kinds leave the NICs that these do not fill, and with rails the NICs of other rails, idle.
     const double groups = as_double(span.groups_sharing_nics);
     const bool has_rails = fabric_.kind == FabricKind::rail_fat_tree;
@@ -579,9 +579,12 @@ struct CollectiveModel::Formulas {
       x.latency_seconds += stack(p) + messages * m.inter_.send_step_seconds[i] + wire_of(p);
       if (by_node) x.latency_seconds += c.all_to_all_base_seconds[i];
       x.inter_bytes = r * (n - r) / n * bytes;
-      x.fabric_seconds = x.inter_bytes * g.crossing.all_to_all /
-                         (g.nic_rate * m.inter_.all_to_all_share * inter_share(c.protocol_share[i], p));
-      x.inter_seconds = x.fabric_seconds / g.crossing.all_to_all;
+      const double share = inter_share(c.protocol_share[i], p);
+      const auto seconds = [&](double sent, double rate) { return sent / (rate * m.inter_.all_to_all_share * share); };
+      // The node with the fewest ranks sends more from each: most of its peers are elsewhere.
+      const double fewest = as_double(g.fewest), of_fewest = fewest * (n - fewest) / n * bytes;
+      x.inter_seconds = std::max(seconds(x.inter_bytes, g.nic_rate), seconds(of_fewest, g.channels_nic_rate));
+      x.fabric_seconds = std::max(x.inter_seconds, seconds(x.inter_bytes * g.crossing.all_to_all, g.nic_rate));
     }
     return x;
   }

@@ -164,6 +164,8 @@ TEST(Placement, ANodeThatIsPartlyUsedLimitsTheRing) {
   EXPECT_EQ(span.ranks_per_node, 8);
   EXPECT_EQ(span.fewest_per_node, 4);
   EXPECT_NEAR(difference(c, r), 0, 1e-6);
+  r.kind = OpKind::all_to_all;
+  EXPECT_NEAR(difference(c, r), 0, 1e-6);
 }
 
 // One switch has no links between switches for placement to load.
