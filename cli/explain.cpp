@@ -489,6 +489,7 @@ std::string explain_interval(const Simulation& simulation) {
         fmt::format(", on up to {} devices\n  w = {:.3f} for the stack", found->most_devices, found->stack_half_width);
     if (found->origin_factor > 1) text += fmt::format(" x {:.3f} for borrowed curves", found->origin_factor);
     if (found->mixture_factor > 1) text += fmt::format(" x {:.3f} for mixtures of experts", found->mixture_factor);
+    if (found->four_bit_factor > 1) text += fmt::format(" x {:.3f} for products in NVFP4", found->four_bit_factor);
   }
   if (!of.device_seen)
     text += fmt::format(" x {:.3f}, no step of {} was measured", found->unseen_device_factor, device.name);

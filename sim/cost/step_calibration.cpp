@@ -240,6 +240,7 @@ std::optional<StepInterval> step_interval(const StepIntervals& intervals, const 
     interval.comparable = "the widest of all stacks, " + found->first + ", for lack of published steps";
   }
   if (of.mixture) interval.comparable += ", mixtures";
+  if (of.four_bits) interval.comparable += ", NVFP4";
   interval.comparable += kWhere[static_cast<std::size_t>(of.origin)][of.device_seen ? 0 : 1];
   const StepIntervals::Stack& of_stack = found->second;
   const double times = static_cast<double>(of.devices) / static_cast<double>(of_stack.most_devices);
@@ -247,12 +248,14 @@ std::optional<StepInterval> step_interval(const StepIntervals& intervals, const 
   interval.stack_half_width = of_stack.half_width;
   interval.origin_factor = intervals.origin_factor[static_cast<std::size_t>(of.origin)];
   interval.mixture_factor = of.mixture ? intervals.mixture_factor : 1;
+  interval.four_bit_factor = of.four_bits ? intervals.four_bit_factor : 1;
   interval.unseen_device_factor = of.device_seen ? 1 : intervals.unseen_device_factor;
   interval.beyond_half_width = scale_figures().interval_per_doubling * std::max(0.0, std::log2(times));
   interval.most_devices = of_stack.most_devices;
   interval.points = of_stack.points;
   interval.sources = of_stack.sources;
-  double of_class = interval.stack_half_width * interval.origin_factor * interval.mixture_factor;
+  double of_class =
+      interval.stack_half_width * interval.origin_factor * interval.mixture_factor * interval.four_bit_factor;
   if (const StepIntervals::RareMixtures& rare = intervals.rare_mixtures;
       intervals.is_rare_mixture(of) && rare.points > 0) {
     interval.comparable += ", few published there";
@@ -281,6 +284,7 @@ std::optional<StepInterval> step_interval(const IntervalClass& of) {
     for (std::size_t i = 0; i < kCurveOrigins; ++i)
       read.origin_factor[i] = json.at("origin_factor").at(name_of(static_cast<CurveOrigin>(i)));
     read.mixture_factor = json.at("mixture_factor");
+    read.four_bit_factor = json.at("four_bit_factor");
     read.unseen_device_factor = json.at("unseen_device_factor");
     const Json& rare = json.at("rare_mixtures");
     read.rare_mixtures = {

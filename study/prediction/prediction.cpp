@@ -102,6 +102,7 @@ IntervalClass interval_class(const Scenario& scenario, const Calibration& kernel
           .devices = ranks(scenario),
           .device_seen = step_calibration().device_slowdown.contains(cluster.device.name),
           .mixture = scenario.model.has_experts(),
+          .four_bits = precision::peak_dtype(scenario) == Dtype::nvfp4,
           .network = cluster.nodes == 1            ? ""
                      : collectives.inter_stands_in ? cluster.fabric.name
                                                    : collectives.inter_class};

@@ -41,6 +41,7 @@ enum SharedParameter : Eigen::Index {
 };
 constexpr double kDifference = 1e-3;  // of a parameter's logarithm
 constexpr int kSteps = 12;            // at most
+constexpr int kHalvings = 6;          // of a step that fits worse
 constexpr int kChordSteps = 40;       // the same for the chord method, which does not find slopes anew
 constexpr double kLongestStep = 0.7;
 
@@ -127,17 +128,26 @@ class Fit {
     for (const PredictedPoint& p : points_)
       if (p.source->name != without && p.device != without_device) used.push_back(&p);
     const int steps = slopes == nullptr ? kSteps : kChordSteps;
+    std::vector<double> at_x = log_errors(used, parameters_.calibration(x));
     for (int step = 0; step < steps; ++step) {
       Matrix normal = Matrix::Zero(x.size(), x.size());
       Vector gradient = Vector::Zero(x.size());
-      const std::vector<double> at_x = log_errors(used, parameters_.calibration(x));
       add_points(used, at_x, slopes == nullptr ? slopes_of(used, at_x, x) : *slopes, normal, gradient);
       add_known(x, normal, gradient);
       Vector change = change_within_bounds(x, normal, gradient);
       const double longest = change.cwiseAbs().maxCoeff();
       if (longest > kLongestStep) change *= kLongestStep / longest;
-      x += change;
-      if (longest < kDifference) break;
+      // Where what hides a collective or a kernel changes, errors have kinks, and a whole step may lead across one.
+      const double before = misfit(used, at_x, x);
+      for (int halving = 0; halving <= kHalvings; ++halving, change /= 2) {
+        const Vector there = x + change;
+        std::vector<double> errors = log_errors(used, parameters_.calibration(there));
+        if (halving < kHalvings && misfit(used, errors, there) > before) continue;
+        x = there;
+        at_x = std::move(errors);
+        break;
+      }
+      if (change.cwiseAbs().maxCoeff() < kDifference) break;
     }
     return x;
   }
@@ -261,6 +271,21 @@ class Fit {
     }
   }
 
+  // What the fit makes small: the terms of add_points() and add_known() are its derivatives.
+  double misfit(const std::vector<const PredictedPoint*>& points, const std::vector<double>& errors,
+                const Vector& x) const {
+    double sum = 0;
+    for (std::size_t p = 0; p < points.size(); ++p) {
+      const double size = std::abs(errors[p]) / kSpread;
+      sum += weights_.at(points[p]->source->name) *
+             (size <= kHuberWidth ? size * size / 2 : kHuberWidth * (size - kHuberWidth / 2));
+    }
+    Matrix normal = Matrix::Zero(x.size(), x.size());
+    Vector gradient = Vector::Zero(x.size());
+    add_known(x, normal, gradient);
+    return sum + x.dot(gradient) / 2;
+  }
+
   void add_known(const Vector& x, Matrix& normal, Vector& gradient) const {
     const auto pull = [&](Eigen::Index i, double spread, Eigen::Index mean = -1) {
       const double w = 1 / (spread * spread), distance = x[i] - (mean < 0 ? 0 : x[mean]);
@@ -353,8 +378,11 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
     unseen.insert(unseen.end(), unseen_of[i + 1].begin(), unseen_of[i + 1].end());
   }
   Simulator simulator;
-  for (PredictedPoint& p : predict_published(
-           {}, simulator, [&](const PublishedSource&) -> const StepCalibration& { return calibrations.front(); }))
+  for (PredictedPoint& p :
+       predict_published({}, simulator, [&](const PublishedSource& source) -> const StepCalibration& {
+         const auto fitted_without = std::ranges::find(sources, source.name) - sources.begin();
+         return calibrations[fitted_without == std::ssize(sources) ? 0 : 1 + static_cast<std::size_t>(fitted_without)];
+       }))
     if (!is_fitted(p)) unseen.push_back(std::move(p));
   std::vector<PredictedPoint> of_unseen_devices;
   for (std::size_t i = 1 + sources.size(); i < unseen_of.size(); ++i)
@@ -370,6 +398,7 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
   for (std::size_t i = 0; i < kCurveOrigins; ++i)
     intervals["origin_factor"][std::string(name_of(static_cast<CurveOrigin>(i)))] = rounded(found.origin_factor[i]);
   intervals["mixture_factor"] = rounded(found.mixture_factor);
+  intervals["four_bit_factor"] = rounded(found.four_bit_factor);
   intervals["rare_mixtures"] = {{"half_width", rounded(found.rare_mixtures.half_width)},
                                 {"points", found.rare_mixtures.points},
                                 {"sources", found.rare_mixtures.sources}};

@@ -125,19 +125,38 @@ std::vector<Error> errors_of(std::span<const PredictedPoint> points, const std::
   return errors;
 }
 
-// The errors of rare mixtures (StepIntervals), also of points that are not fitted, unless they are doubtful.
-std::vector<Error> errors_of_rare_mixtures(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
-  const StepIntervals networks = mixture_networks(points, of);
+// The errors of the steps that `wanted` chooses, also of points that are not fitted, unless they are doubtful.
+template <class Wanted>
+std::vector<Error> errors_of_few(std::span<const PredictedPoint> points, const std::set<std::string>& of,
+                                 const Wanted& wanted) {
   std::vector<Error> errors;
   std::map<std::string, double> of_source;
   for (const PredictedPoint& p : points) {
     if (!p.is_predicted() || !p.is_measured() || p.point->quantity != Quantity::step_seconds || !is_of(p, of)) continue;
-    if (p.point->quality == "C" || !networks.is_rare_mixture(p.interval_class())) continue;
+    if (p.point->quality == "C" || !wanted(p.interval_class())) continue;
     ++of_source[p.source->name];
-    errors.push_back(error_of(p, 1, true));
+    errors.push_back(error_of(p, 1, p.mixture));
   }
   for (Error& e : errors) e.weight = std::min(1.0, kMostOfSource / of_source.at(e.source));
   return errors;
+}
+
+std::vector<Error> errors_of_rare_mixtures(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
+  const StepIntervals networks = mixture_networks(points, of);
+  return errors_of_few(points, of, [&](const IntervalClass& c) { return networks.is_rare_mixture(c); });
+}
+
+// The smallest factor of at least 1 on the other widths with which kIntervalShare of the steps in NVFP4 lie within. Few
+// of them are fitted. Rare mixtures have a width of their own.
+double four_bit_factor(std::span<const PredictedPoint> points, const std::set<std::string>& of,
+                       const StepIntervals& others) {
+  const auto wanted = [&](const IntervalClass& c) { return c.four_bits && !others.is_rare_mixture(c); };
+  return std::max(1.0, weighted_quantile(errors_of_few(points, of, wanted), kIntervalShare, [&](const Error& e) {
+                    const auto stack = others.stacks.find(e.stack);
+                    if (stack == others.stacks.end()) return -1.0;
+                    const double factor = others.origin_factor[e.origin] * (e.mixture ? others.mixture_factor : 1);
+                    return e.size / (stack->second.half_width * factor);
+                  }));
 }
 
 double rare_mixture_half_width(const std::vector<Error>& errors, const std::string& without) {
@@ -214,6 +233,7 @@ StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::
     intervals.origin_factor[origin] =
         std::max(widths.origins[origin] * wider.origins[origin], origin > 1 ? intervals.origin_factor[origin - 1] : 0);
   intervals.mixture_factor = mixture_factor(unseen, wider);
+  intervals.four_bit_factor = four_bit_factor(points, of, intervals);
   const std::vector<Error> rare_mixtures = errors_of_rare_mixtures(points, of);
   std::set<std::string> sources;
   for (const Error& e : rare_mixtures) sources.insert(e.source);

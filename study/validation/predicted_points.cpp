@@ -73,6 +73,7 @@ void predict(PredictedPoint& result, Simulator& simulator) {
     const IntervalClass of = interval_class(scenario, *simulation.kernels, *simulation.collectives);
     result.curves = of.origin;
     result.mixture = of.mixture;
+    result.four_bits = of.four_bits;
     result.network = of.network;
     result.device = scenario.cluster.device.name;
     result.framework = of.stack;
@@ -127,6 +128,7 @@ IntervalClass PredictedPoint::interval_class() const {
           .devices = devices,
           .device_seen = step_calibration().device_slowdown.contains(device),
           .mixture = mixture,
+          .four_bits = four_bits,
           .network = network};
 }
 

@@ -20,8 +20,9 @@ struct PredictedPoint {
   double allocated_bytes = 0;  // part of the peak without the framework's
   std::string device, framework;
   CurveOrigin curves = CurveOrigin::own;
-  bool mixture = false;  // the model has experts
-  std::string network;   // IntervalClass::network
+  bool mixture = false;    // the model has experts
+  bool four_bits = false;  // layers multiply in NVFP4
+  std::string network;     // IntervalClass::network
   bool measured_device() const { return curves == CurveOrigin::own; }
   std::int64_t devices = 0, nodes = 0;
   std::vector<std::string> strategies;  // plan_words(): "tensor", "zero-1", "recompute-full"

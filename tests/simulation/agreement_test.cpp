@@ -105,9 +105,9 @@ std::vector<PlanKind> plan_kinds() {
       {"tensor parallel across nodes", {with(tp16, zero1), with(tp16, zero2), with(tp16, zero3)}, 0.01, 0.1},
       {"context parallel, ring", context("ring"), 0.01, 4.5},
       {"context parallel, ulysses", context("ulysses"), 0.02, 3},
-      {"context parallel, usp", context("usp"), 0.02, 1},
+      {"context parallel, usp", context("usp"), 0.02, 1.1},
       {"context parallel, fpdt", context("fpdt"), 0.7, 3},  // copies share a device's PCIe with its NIC
-      {"context parallel, all_gather", context("all_gather"), 0.01, 0.5},
+      {"context parallel, all_gather", context("all_gather"), 0.01, 0.6},
       {"pipeline", pipelines, 0.01, 2.5},
       {"pipeline, ZeRO-1", with(pipelines, zero1), 0.1, 2},
       {"pipeline, ZeRO-2", with(pipelines, zero2), 0.2, 3},

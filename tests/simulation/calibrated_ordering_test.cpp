@@ -221,7 +221,8 @@ TEST(FittedOrder, Nvfp4GainsNoMoreThanItsKernels) {
 }
 
 // Weights that are kept and gathered quantised cost no time: fewer bytes are gathered, and the cast from fp32 in the
-// update is of a rank's part alone. Memory is less, too.
+// update is of a rank's part alone. Only where the host bounds a step, what the forward saves is hidden, and the update's
+// cast is not. Memory is less, too.
 TEST(FittedOrder, GatheringQuantisedWeightsIsNeverSlower) {
   for (const auto& [node, precision, field] : {std::array{"dgx-h100", "fp8", "fp8_param_gather"},
                                                {"gb200-nvl72", "fp8", "fp8_param_gather"},
@@ -243,7 +244,8 @@ TEST(FittedOrder, GatheringQuantisedWeightsIsNeverSlower) {
                   {"overlap_param_gather", overlap},
                   {"tensor_parallel", tensor}}}};
             const Report wide = fitted(s), narrow = fitted(with_plan(s, {{field, true}}));
-            EXPECT_LE(narrow.step_seconds, wide.step_seconds) << s;
+            const bool by_host = wide.bound_by == "the host's launches";
+            EXPECT_LE(narrow.step_seconds, wide.step_seconds * (by_host ? 1.01 : 1)) << s;
             EXPECT_LT(narrow.memory_peak_bytes, wide.memory_peak_bytes) << s;
           }
 }

@@ -516,18 +516,20 @@ TEST(Intervals, AreThoseOfTheCalibrationFile) {
   ASSERT_FALSE(found.stacks.at("megatron-core").mixture_networks.empty());
   for (const auto& [name, stack] : found.stacks)
     for (const CurveOrigin origin : {CurveOrigin::own, CurveOrigin::same_vendor, CurveOrigin::other_vendor})
-      for (const auto& [mixture, network] : {std::pair(false, "InfiniBand"), std::pair(true, ""),
-                                             std::pair(true, "InfiniBand"), std::pair(true, "EFA")}) {
-        const IntervalClass of{.stack = name, .origin = origin, .mixture = mixture, .network = network};
+      for (const auto& [mixture, four_bits, network] :
+           {std::tuple(false, false, "InfiniBand"), std::tuple(false, true, "InfiniBand"), std::tuple(true, false, ""),
+            std::tuple(true, false, "InfiniBand"), std::tuple(true, true, "EFA")}) {
+        const IntervalClass of{
+            .stack = name, .origin = origin, .mixture = mixture, .four_bits = four_bits, .network = network};
         const std::optional<StepInterval> kept = step_interval(of), expected = step_interval(found, of);
         ASSERT_TRUE(kept && expected) << name;
-        constexpr double kRounding = 1e-3;
+        const double kRounding = 1e-3 * std::max(1.0, std::log(expected->high));  // of each factor
         EXPECT_NEAR(kept->low, expected->low, kRounding) << name;
         EXPECT_NEAR(kept->high / expected->high, 1, kRounding) << name;
         const bool unseen = kept->rare_mixture_half_width > 0;
-        EXPECT_EQ(unseen,
-                  found.is_rare_mixture(of) && found.rare_mixtures.half_width >
-                                                   kept->stack_half_width * kept->origin_factor * kept->mixture_factor);
+        EXPECT_EQ(unseen, found.is_rare_mixture(of) &&
+                              found.rare_mixtures.half_width > kept->stack_half_width * kept->origin_factor *
+                                                                   kept->mixture_factor * kept->four_bit_factor);
         EXPECT_EQ(kept->points, unseen ? found.rare_mixtures.points : stack.points) << name;
         EXPECT_EQ(kept->sources, unseen ? found.rare_mixtures.sources : stack.sources) << name;
       }
@@ -548,6 +550,9 @@ TEST(Intervals, WidenWithTheDistanceFromWhatWasMeasured) {
   const std::optional<StepInterval> mixture = step_interval({.stack = "megatron-core", .devices = 8, .mixture = true});
   EXPECT_GT(std::log(mixture->high / mixture->low), own);
   EXPECT_EQ(mixture->comparable, "megatron-core, mixtures on measured devices");
+  const std::optional<StepInterval> narrow = step_interval({.stack = "megatron-core", .devices = 8, .four_bits = true});
+  EXPECT_GT(std::log(narrow->high / narrow->low), own);
+  EXPECT_EQ(narrow->comparable, "megatron-core, NVFP4 on measured devices");
   const std::optional<StepInterval> far = step_interval({.stack = "megatron-core", .devices = 1 << 20});
   EXPECT_THAT(far->comparable, HasSubstr("times the largest"));
   EXPECT_GT(far->beyond_half_width, 6 * scale_figures().interval_per_doubling);
