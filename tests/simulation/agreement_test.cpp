@@ -261,6 +261,15 @@ TEST(AgreementOfEngines, MessagesOfStagesQueue) {
         << schedule;
 }
 
+// Streams that reduce while their stage waits do so in long schedules, too: 4,160 slots.
+TEST(AgreementOfEngines, OfManyMicroBatches) {
+  EXPECT_NEAR(percent_of({{"model", "llama-3-8b"},
+                          {"cluster", {{"node", "dgx-h100"}, {"nodes", 2}}},
+                          {"workload", {{"sequence_length", 1024}, {"global_batch_size", 2080}}},
+                          {"plan", {{"pipeline_parallel", 4}, {"zero_stage", 2}}}}),
+              0, 0.5);
+}
+
 // Tensor-parallel exchanges go over NVLink bridges and over a mesh's links between neighbours; what data-parallel
 // groups do in the node goes elsewhere.
 TEST(AgreementOfEngines, LinksBetweenNeighboursAreNotShared) {
