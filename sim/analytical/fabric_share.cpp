@@ -10,7 +10,8 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kTogether = 1e-12;  // relative; work that ends within this ends together
 
 // Streams that fall far behind leave more and more work from slot to slot. The work that is next in turn keeps its
-// pieces; what is behind it is joined into so many.
+// pieces; what is behind it is joined into so many, or more where pieces are unlike: one level of the fabric bounds all
+// of a joined one.
 constexpr std::size_t kNextLeft = 32, kJoinedLeft = 32;
 void join_far(std::vector<FabricWork>& works) {
   if (works.size() <= kNextLeft + kJoinedLeft) return;
@@ -20,7 +21,10 @@ void join_far(std::vector<FabricWork>& works) {
     const FabricWork& work = works[kNextLeft + i];
     FabricWork& into = works[last];
     const bool together = i * kJoinedLeft / far == (i - 1) * kJoinedLeft / far;
-    if (together && into.in_node == work.in_node && into.in_sequence == work.in_sequence) {
+    const auto is_in_node = [](const FabricWork& w) { return w.seconds[0] >= w.seconds[1]; };
+    const bool alike =
+        into.in_node == work.in_node && into.in_sequence == work.in_sequence && is_in_node(into) == is_in_node(work);
+    if (together && alike) {
       into.latency_seconds += work.latency_seconds;
       for (std::size_t part = 0; part < kFabricParts; ++part) into.seconds[part] += work.seconds[part];
     } else {

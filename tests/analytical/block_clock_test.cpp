@@ -87,6 +87,18 @@ TEST(BlockClock, ALateHostDelaysKernels) {
   EXPECT_DOUBLE_EQ(r.accounts[kHostIssue], 2);
 }
 
+// A cast of two kernels is issued twice, and one that another's kernel writes is not.
+TEST(BlockClock, EachKernelOfACastIsIssued) {
+  Handmade h;
+  Clockwork w;
+  w.runtime.host_seconds_per_op = 100;
+  Op& cast = h.kernel(h.piece.forward, 1);
+  for (const int kernels : {0, 1, 2}) {
+    cast.passes = static_cast<std::uint8_t>(kernels);
+    EXPECT_DOUBLE_EQ(w.run(h.piece).seconds, 1 + kernels * 100) << kernels;
+  }
+}
+
 TEST(BlockClock, AHostThatIsAheadCostsItsFirstLaunchOnly) {
   Handmade h;
   h.kernel(h.piece.forward, 10);
@@ -300,7 +312,8 @@ TEST(BlockClock, ASplitCollectivePaysItsLatencyEachTime) {
   w.mesh.add(MeshAxis::tp, 8);
   w.set_mesh(w.mesh);
   const CollectiveModel model(w.world.cluster, w.world.collectives);
-  const double quarter = model.cost(OpKind::all_reduce, 1 << 18, span_of(w.mesh, w.mesh.group(MeshAxis::tp), 8)).seconds;
+  const double quarter =
+      model.cost(OpKind::all_reduce, 1 << 18, span_of(w.mesh, w.mesh.group(MeshAxis::tp), 8)).seconds;
   const double whole = model.cost(OpKind::all_reduce, 1 << 20, span_of(w.mesh, w.mesh.group(MeshAxis::tp), 8)).seconds;
   EXPECT_DOUBLE_EQ(w.run(h.piece).seconds, 4 * quarter);
   EXPECT_GT(4 * quarter, whole);

@@ -10,9 +10,7 @@ constexpr std::size_t kTensor = static_cast<std::size_t>(Stream::tensor_communic
 constexpr std::size_t kData = static_cast<std::size_t>(Stream::data_communication);
 constexpr std::size_t kParameters = static_cast<std::size_t>(Stream::parameter_communication);
 
-FabricWork in_node(double seconds, double latency = 0) {
-  return {.latency_seconds = latency, .seconds = {seconds, 0}};
-}
+FabricWork in_node(double seconds, double latency = 0) { return {.latency_seconds = latency, .seconds = {seconds, 0}}; }
 FabricWork over_network(double seconds, double latency = 0) {
   return {.latency_seconds = latency, .seconds = {0, seconds}};
 }
@@ -57,6 +55,35 @@ TEST(FabricShare, TwoEqualCollectivesTakeTwiceAsLong) {
   const auto b = fabric.issue(kData, 0, in_node(3), 0);
   EXPECT_DOUBLE_EQ(fabric.end(kTensor, a), 6);
   EXPECT_DOUBLE_EQ(fabric.end(kData, b), 6);
+}
+
+// Work far behind is handed on in fewer pieces that take as long together: of one kind, in the order of the stream.
+TEST(FabricShare, WorkFarBehindIsJoined) {
+  constexpr int kWorks = 1000;
+  SharedFabric fabric;
+  double seconds = 0, latency = 0;
+  for (int i = 0; i < kWorks; ++i) {
+    FabricWork work = i < kWorks / 2 ? in_node(1 + i % 3) : over_network(1 + i % 5);
+    work.latency_seconds = 0.25;
+    seconds += work.seconds[0] + work.seconds[1];
+    latency += work.latency_seconds;
+    fabric.issue(kData, 0, work, 0);
+  }
+  FabricBacklog backlog;
+  fabric.leave(0, backlog);
+  const std::vector<FabricWork>& left = backlog[kData];
+  EXPECT_LE(left.size(), 65u);
+  double in_node_after = 0, network_after = 0, latency_after = 0;
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    EXPECT_TRUE(i >= 32 || left[i].latency_seconds == 0.25) << "what is next keeps its pieces";
+    in_node_after += left[i].seconds[0];
+    network_after += left[i].seconds[1];
+    latency_after += left[i].latency_seconds;
+  }
+  EXPECT_DOUBLE_EQ(in_node_after + network_after, seconds);
+  EXPECT_DOUBLE_EQ(latency_after, latency);
+  EXPECT_DOUBLE_EQ(left.back().seconds[0], 0);
+  EXPECT_DOUBLE_EQ(fabric.work_off(backlog)[kData], seconds + latency);
 }
 
 TEST(FabricShare, WhatEndsEarlyFreesTheRest) {

@@ -490,6 +490,15 @@ TEST(Cost, EqualsTheShapesTimes) {
   add.reads[0] = 0;
   add.writes[0] = 1;
   EXPECT_EQ(model.cost(add, tensors).seconds, model.memory_seconds(4e6));
+  // A cast of so many kernels: each begins and reads the operand. The result is written once.
+  for (const int kernels : {0, 1, 2}) {
+    add.passes = static_cast<std::uint8_t>(kernels);
+    EXPECT_NEAR(
+        model.cost(add, tensors).seconds,
+        kernels * model.memory_seconds(0) + (model.memory_seconds((kernels + 1) * 2e6) - model.memory_seconds(0)),
+        1e-12);
+  }
+  add.passes = 1;
   EXPECT_EQ(model.cost(add, tensors).flops, 0);
 }
 

@@ -285,9 +285,9 @@ TEST(Fp8Recipes, ReadAndWriteWhatTheirScalesNeed) {
   const double block = 1 + 4.0 / 128, mx = 1 + 1.0 / 32;
   for (const auto& [cluster, recipe, read, copy, copies] :
        {Case{"dgx-h100", Recipe::delayed, 2, 1, 2}, Case{"dgx-h100", Recipe::tensorwise, 4, 1, 2},
-        Case{"dgx-h100", Recipe::blockwise, 2, block, 2}, Case{"dgx-b200", Recipe::delayed, 2, 1, 1},
-        Case{"dgx-b200", Recipe::tensorwise, 4, 1, 1}, Case{"dgx-b200", Recipe::blockwise, 2, block, 2},
-        Case{"dgx-b200", Recipe::mxfp8, 2, mx, 2}}) {
+        Case{"dgx-h100", Recipe::blockwise, 2, block, 2}, Case{"l40s-8", Recipe::delayed, 2, 1, 2},
+        Case{"dgx-b200", Recipe::delayed, 2, 1, 1}, Case{"dgx-b200", Recipe::tensorwise, 4, 1, 1},
+        Case{"dgx-b200", Recipe::blockwise, 2, block, 2}, Case{"dgx-b200", Recipe::mxfp8, 2, mx, 2}}) {
     SCOPED_TRACE(std::string(cluster) + " " + std::string(precision::kRecipeNames[static_cast<std::size_t>(recipe)]));
     const double both = read + copies * copy, one = read + copy;
     Scenario s = llama_in_fp8(cluster, recipe);
@@ -327,6 +327,35 @@ TEST(Fp8Recipes, CompilersFindMaximaInTheKernelsThatTheyMake) {
   EXPECT_THAT(passes, ::testing::ElementsAre(1, 2, 1, 1));  // behind a norm, attention, a norm, SwiGLU
 }
 
+// Frozen weights that are kept in fp8 have no second copy: each backward transposes them.
+TEST(Fp8Recipes, FrozenWeightsAreTransposedWhereTheyAreRead) {
+  Scenario s = llama_in_fp8("dgx-h100", Recipe::delayed);
+  s.plan.data.zero_stage = 1;
+  s.plan.data.fp8_param_gather = true;
+  const auto lowered = [&](std::int64_t rank) {
+    s.plan.lora.rank = rank;
+    Program p;
+    lower(s, p);
+    EXPECT_TRUE(check(p).empty());
+    return p;
+  };
+  const double weights = 4096.0 * (4096 + 2 * 1024) + 4096.0 * 4096 + 3 * 4096.0 * 14336, scalars = 2 * sizeof(float);
+  const auto resident = [](const Program& p) {
+    return piece_memory(running_layer(p), 1).resident.of(Place::device, Category::workspace);
+  };
+  const auto transposed = [](const Block& block, When when) {
+    return std::ranges::count_if(
+        block.ops, [&](const Op& op) { return std::string_view(op.name) == "transpose_weight" && op.when == when; });
+  };
+  const Program trained = lowered(0), frozen = lowered(8);
+  EXPECT_NEAR(resident(trained), weights, scalars);
+  EXPECT_EQ(transposed(running_layer(trained).forward, When::first_micro_batch), 4);
+  EXPECT_NEAR(resident(frozen), 0, scalars);
+  EXPECT_EQ(transposed(running_layer(frozen).forward, When::first_micro_batch), 0);
+  // The first layer's QKV has no input gradient: the embedding is frozen, too.
+  EXPECT_EQ(transposed(running_layer(frozen).backward, When::every_micro_batch), 3);
+}
+
 TEST(Fp8Recipes, AreTheStacksUnlessThePlanSaysSo) {
   Scenario s = llama_in_fp8("dgx-h100", Recipe::automatic);
   EXPECT_EQ(precision::recipe_of(s.plan), Recipe::delayed);
@@ -337,7 +366,8 @@ TEST(Fp8Recipes, AreTheStacksUnlessThePlanSaysSo) {
 }
 
 TEST(Fp8Recipes, AreRefusedWhereTheyCannotBe) {
-  EXPECT_THAT(refusal(llama_in_fp8("dgx-h100", Recipe::mxfp8)), HasSubstr("no matrix units scale MXFP8 on H100"));
+  for (const char* node : {"dgx-h100", "l40s-8", "mi300x-8"})
+    EXPECT_THAT(refusal(llama_in_fp8(node, Recipe::mxfp8)), HasSubstr("no matrix units scale MXFP8")) << node;
   Scenario s = llama_in_fp8("dgx-b200", Recipe::mxfp8);
   s.plan.data.zero_stage = 1;
   s.plan.data.fp8_param_gather = true;
