@@ -9,7 +9,7 @@ namespace {
 
 constexpr double kSame = 1e-6;  // relative difference of a slot's seconds between rounds
 constexpr std::int64_t kRounds = 4;
-constexpr std::int64_t kFollowed = 64;     // number of micro-batches
+constexpr std::int64_t kFollowed = 64;      // number of micro-batches
 constexpr std::size_t kMostWalked = 16384;  // number of slots of all stages
 constexpr double kFelt = 0.05;  // a longer wait, as a share of a slot's gathering, is worth clocking it again
 

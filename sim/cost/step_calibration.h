@@ -113,11 +113,11 @@ struct StepInterval {
   double low = 1, high = 1;
   std::string comparable;  // words that say whose errors these are
   std::int64_t points = 0, sources = 0;
-  // Half width in logarithms: stack_half_width * origin_factor * mixture_factor * four_bit_factor, or
-  // rare_mixture_half_width if that is more than 0, * unseen_device_factor + beyond_half_width. rare_mixture_half_width is the half width of
-  // StepIntervals::rare_mixtures where it decides, because it is the larger one; points and sources are then those that
-  // it rests on. beyond_half_width is 0 up to most_devices, the largest number of devices in a published step of the
-  // stack.
+  // Half width in logarithms: (stack_half_width * origin_factor * mixture_factor * four_bit_factor, or
+  // rare_mixture_half_width if that is more than 0) * unseen_device_factor + beyond_half_width.
+  // rare_mixture_half_width is that of StepIntervals::rare_mixtures where it is the larger one; points and sources are
+  // then those that it rests on. beyond_half_width is 0 up to most_devices, the largest number of devices in a published
+  // step of the stack.
   double stack_half_width = 0, origin_factor = 1, mixture_factor = 1, four_bit_factor = 1, rare_mixture_half_width = 0,
          unseen_device_factor = 1, beyond_half_width = 0;
   std::int64_t most_devices = 0;

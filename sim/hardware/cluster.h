@@ -174,9 +174,9 @@ struct FabricTraffic;
 struct GroupSpan {
   std::int64_t ranks = 1;
   std::int64_t ranks_per_node = 1;  // of this group, on each node it touches; if they differ, the most
-  // If they differ, the fewest: rings and trees have as many channels (0: they do not differ).
+  // The fewest: rings and trees have as many channels. 0: as many on each node.
   std::int64_t fewest_per_node = 0;
-  std::int64_t nodes = 1;           // nodes that one group touches
+  std::int64_t nodes = 1;  // nodes that one group touches
   // Groups of this kind, this one included, that leave a node at the same time; if they differ, the most on any node.
   std::int64_t groups_sharing_nics = 1;
   std::int64_t stride = 1;  // distance between neighbouring ranks of the group

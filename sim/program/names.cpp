@@ -15,9 +15,9 @@ const char* pick(const char* const (&names)[N], Enum value) {
 }  // namespace
 
 const char* name_of(Dtype dtype) {
-  return pick<kDtypes>(
-      {"fp32", "fp16", "bf16", "fp8", "nvfp4", "int64", "int32", "uint8", "int4", "fp8_blocks", "int8", "sign", "nf4", "mxfp8"},
-      dtype);
+  return pick<kDtypes>({"fp32", "fp16", "bf16", "fp8", "nvfp4", "int64", "int32", "uint8", "int4", "fp8_blocks", "int8",
+                        "sign", "nf4", "mxfp8"},
+                       dtype);
 }
 
 const char* name_of(Category category) {

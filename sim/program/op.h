@@ -128,9 +128,9 @@ enum class Covers : std::uint8_t {
   last,    // its own instance, and only in the last instance of the stretch
 };
 
-// The rank, of `ranks`, whose turn an instance is (Op::turns). `instance`: its number among the stage's instances that
-// have ops with turns, chunk after chunk. Each round begins a rank later, so that kinds of layers that alternate fall to
-// all ranks.
+// Returns the rank, of `ranks`, whose turn an instance is (Op::turns). `instance`: its number among the stage's
+// instances that have ops with turns, chunk after chunk. Each round begins a rank later, so that kinds of layers that
+// alternate fall to all ranks.
 constexpr std::int64_t rank_of_turn(std::int64_t instance, std::int64_t ranks) {
   return (instance + instance / ranks) % ranks;
 }

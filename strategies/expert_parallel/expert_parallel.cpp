@@ -188,9 +188,7 @@ class Experts {
     out_.clear();
     for (Op op : block.ops) {
       if (!traits_of(op.kind).regroups) {
-        if (is_fused(op)) continue;
-        read_narrow_rows(op);
-        out_.push_back(op);
+        pass_on(op);
         continue;
       }
       for (TensorId& id : op.reads) {
@@ -255,19 +253,16 @@ class Experts {
     op.writes[0] = q.narrow;
     return q;
   }
-  bool is_fused(const Op& op) const {
-    return op.kind == OpKind::cast && std::ranges::any_of(quantised_, [&](const Quantised& q) {
-             return op.reads[0] == q.exact && op.writes[0] == q.narrow;
-           });
-  }
-  // The other copy of rows that came in fp8 is made of these.
-  void read_narrow_rows(Op& op) const {
-    if (!quantises(op, piece_)) return;
-    for (const Quantised& q : quantised_)
-      if (op.reads[0] == q.exact) {
+  // Leaves out the cast of rows that came in fp8; their other copy is made of these.
+  void pass_on(Op op) {
+    if (quantises(op, piece_))
+      for (const Quantised& q : quantised_) {
+        if (op.reads[0] != q.exact) continue;
+        if (op.writes[0] == q.narrow) return;
         op.reads[0] = q.narrow;
         op.passes = 1;
       }
+    out_.push_back(op);
   }
   void dequantise(const Quantised& q, const Op& cause) {
     if (q.exact == kNoTensor) return;
@@ -332,9 +327,7 @@ class Experts {
     out_.clear();
     for (Op op : block.ops) {
       if (!traits_of(op.kind).regroups) {
-        if (is_fused(op)) continue;
-        read_narrow_rows(op);
-        out_.push_back(op);
+        pass_on(op);
         continue;
       }
       const Quantised quantised = quantise_rows(op, block);

@@ -134,14 +134,10 @@ void add_update(Piece& piece, const ParameterSet& set, const Options& options, b
   const std::int64_t elements = piece.tensors[set.parameters].elements();
   const Rule rule = rule_of(options, piece, set);
   const bool adam = rule == Rule::adam || rule == Rule::adamw;
-  const bool lion = rule == Rule::lion;
-  Op update = over_buffers(adam ? OpKind::adam : OpKind::sgd,
-                           adam   ? "adam"
-                           : lion ? "lion"
-                                  : "sgd",
-                           {set.gradients}, {});
+  const char* const name = adam ? "adam" : rule == Rule::lion ? "lion" : "sgd";
+  Op update = over_buffers(adam ? OpKind::adam : OpKind::sgd, name, {set.gradients}, {});
   update.decoupled_weight_decay = rule != Rule::adam;
-  update.sign = lion;
+  update.sign = rule == Rule::lion;
   std::size_t w = 0;
   const Dtype storage = piece.tensors[set.parameters].dtype;
   const bool quantised = is_quantised(storage);

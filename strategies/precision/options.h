@@ -9,7 +9,7 @@ namespace orrery::precision {
 
 enum class Mix : std::uint8_t { bf16, fp16, fp32, fp8, nvfp4 };
 inline constexpr std::array<std::string_view, 5> kMixNames{"bf16", "fp16", "fp32", "fp8", "nvfp4"};
-// What shares a scale in fp8 (Transformer Engine's recipes by Megatron-LM's names of them):
+// The elements that share a scale in fp8 (Transformer Engine's recipes by Megatron-LM's names of them):
 //   delayed     a tensor; the scale follows from the largest magnitudes of earlier steps
 //   tensorwise  a tensor; the scale follows from its own largest magnitude ("current scaling")
 //   blockwise   128 elements of a row, or 128 x 128 of a weight, as in DeepSeek-V3

@@ -38,8 +38,9 @@ struct Quantised {
   // The transposed product reads another copy: its scales are of blocks along the dimension that is summed over, which
   // is another one there (NVIDIA 2025, arXiv 2509.25149, section 2), or the matrix units read operands in one order.
   bool two_copies = false;
-  bool looks_first = false;       // the scale follows from the tensor's own largest magnitude, found in another pass,
-  bool fuses_the_search = false;  // but in the kernel that writes the tensor where a compiler made it
+  // The scale follows from the tensor's own largest magnitude, which a kernel before the cast finds. fuses_the_search:
+  // if a compiler makes the kernel that writes the tensor, that kernel finds it.
+  bool looks_first = false, fuses_the_search = false;
 };
 
 // The tensor cores of Hopper and Ada read both fp8 operands along the dimension that is summed over (cuBLAS manual,
@@ -100,11 +101,11 @@ class Quantiser {
   }
 
  private:
-  // Whether a row of the tensor is contiguous and has blocks of scales along it, or a column.
+  // The direction in which elements lie side by side and share scales.
   enum Copy : std::uint8_t { by_rows, by_columns };
 
-  // Whether copies of a weight are made for each block and freed with it. Frozen weights that are kept quantised, with
-  // a scale each, are transposed so: MLPerf's LoRA on H200 has no room for a second copy of 70B.
+  // Returns true if copies of a weight are made for each block and freed with it. Frozen weights that are kept
+  // quantised, with a scale each, are transposed so: MLPerf's LoRA on H200 has no room for a second copy of 70B.
   bool copies_go(TensorId weight) const {
     if (weights_ == Weights::come_and_go || weights_ == Weights::come_in_fp8) return true;
     const auto is_frozen = [&](const ParameterGradient& p) {
@@ -198,7 +199,8 @@ class Quantiser {
     return quantised_[wanted][id];
   }
 
-  // Whether the kernel that writes a tensor of this block is one that a compiler makes: no product, no attention.
+  // Returns true if a compiler makes the kernel that writes the tensor in this block. It makes no products or
+  // attention.
   bool is_written_by_compiled(TensorId id) const {
     const auto writer =
         std::find_if(out_.rbegin(), out_.rend(), [&](const Op& op) { return std::ranges::count(op.writes, id) > 0; });
@@ -246,7 +248,7 @@ void store_activation_inputs_in_fp8(Piece& piece) {
   piece.forward.ops = std::move(forward);
 }
 
-// Whether fp8 matrix units are older than MXFP8, whose blocks of 32 have scales of 8 bits.
+// Returns true if the device's fp8 matrix units are older than MXFP8, whose blocks of 32 have scales of 8 bits.
 bool lacks_mx(const Device& device) { return reads_one_order(device) || device.architecture == "CDNA3"; }
 
 void check(const Scenario& scenario) {
@@ -303,12 +305,13 @@ void rewrite(const Scenario& scenario, Program& program) {
           static_cast<std::uint16_t>(std::find(families.begin(), families.end(), families[p]) - families.begin());
 }
 
-constexpr bool (*kScalesBlocks)(const AskedOf&) = [](const AskedOf& a) {
-  const Recipe recipe = recipe_of(a.plan);
+bool scales_blocks(const Plan& plan) {
+  const Recipe recipe = recipe_of(plan);
   return recipe == Recipe::blockwise || recipe == Recipe::mxfp8;
-};
+}
 constexpr FieldRule kExcludes[]{
-    keep({"enable_fsdp_float8_all_gather"}, "with an fp8_recipe that scales blocks", kScalesBlocks),
+    keep({"enable_fsdp_float8_all_gather"}, "with an fp8_recipe that scales blocks",
+         [](const AskedOf& a) { return scales_blocks(a.plan); }),
     keep({"fp8_param_gather"}, "with fp8_recipe \"mxfp8\", whose rows and columns are rounded apart",
          [](const AskedOf& a) { return recipe_of(a.plan) == Recipe::mxfp8; }),
     keep({"activation_func_fp8_input_store"}, "unless the model's activation function is swiglu",
@@ -319,8 +322,7 @@ constexpr FieldRule kIdle[]{keep({"fp8_recipe"}, ": no layer has precision \"fp8
 
 void check_runnable(const Scenario& scenario) {
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
-    if (const Recipe recipe = recipe_of(scenario.plan);
-        plan.precision.mix == Mix::fp8 && (recipe == Recipe::blockwise || recipe == Recipe::mxfp8))
+    if (plan.precision.mix == Mix::fp8 && scales_blocks(scenario.plan))
       refuse(scenario.plan, "fp8_recipe", "\"tensorwise\" in real runs: no kernel scales blocks yet");
     if (plan.precision.mix == Mix::nvfp4)
       refuse(plan, "precision", "\"fp8\" or \"bf16\" in real runs: no kernel quantises to NVFP4 yet", at);

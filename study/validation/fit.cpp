@@ -271,7 +271,7 @@ class Fit {
     }
   }
 
-  // What the fit makes small: the terms of add_points() and add_known() are its derivatives.
+  // The fit minimises this. add_points() and add_known() add up its derivatives.
   double misfit(const std::vector<const PredictedPoint*>& points, const std::vector<double>& errors,
                 const Vector& x) const {
     double sum = 0;
@@ -380,8 +380,9 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
   Simulator simulator;
   for (PredictedPoint& p :
        predict_published({}, simulator, [&](const PublishedSource& source) -> const StepCalibration& {
-         const auto fitted_without = std::ranges::find(sources, source.name) - sources.begin();
-         return calibrations[fitted_without == std::ssize(sources) ? 0 : 1 + static_cast<std::size_t>(fitted_without)];
+         const auto without = std::ranges::find(sources, source.name);
+         return without == sources.end() ? calibrations[0]
+                                         : calibrations[1 + static_cast<std::size_t>(without - sources.begin())];
        }))
     if (!is_fitted(p)) unseen.push_back(std::move(p));
   std::vector<PredictedPoint> of_unseen_devices;

@@ -146,16 +146,19 @@ std::vector<Error> errors_of_rare_mixtures(std::span<const PredictedPoint> point
   return errors_of_few(points, of, [&](const IntervalClass& c) { return networks.is_rare_mixture(c); });
 }
 
-// The smallest factor of at least 1 on the other widths with which kIntervalShare of the steps in NVFP4 lie within. Few
-// of them are fitted. Rare mixtures have a width of their own.
-double four_bit_factor(std::span<const PredictedPoint> points, const std::set<std::string>& of,
-                       const StepIntervals& others) {
-  const auto wanted = [&](const IntervalClass& c) { return c.four_bits && !others.is_rare_mixture(c); };
-  return std::max(1.0, weighted_quantile(errors_of_few(points, of, wanted), kIntervalShare, [&](const Error& e) {
-                    const auto stack = others.stacks.find(e.stack);
-                    if (stack == others.stacks.end()) return -1.0;
-                    const double factor = others.origin_factor[e.origin] * (e.mixture ? others.mixture_factor : 1);
-                    return e.size / (stack->second.half_width * factor);
+// The half width that the intervals give a step's stack, origin and kind of model; a stack without one has the widest.
+double width_of_class(const Error& e, const StepIntervals& intervals) {
+  double widest = 0;
+  for (const auto& [name, stack] : intervals.stacks) widest = std::max(widest, stack.half_width);
+  const auto stack = intervals.stacks.find(e.stack);
+  return (stack == intervals.stacks.end() ? widest : stack->second.half_width) * intervals.origin_factor[e.origin] *
+         (e.mixture ? intervals.mixture_factor : 1);
+}
+// The smallest factor of at least 1 on these widths with which kIntervalShare of the errors lie within.
+double factor_to_hold(const std::vector<Error>& errors, const StepIntervals& intervals) {
+  return std::max(1.0, weighted_quantile(errors, kIntervalShare, [&](const Error& e) {
+                    const double width = width_of_class(e, intervals);
+                    return width > 0 ? e.size / width : 0;
                   }));
 }
 
@@ -233,7 +236,9 @@ StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::
     intervals.origin_factor[origin] =
         std::max(widths.origins[origin] * wider.origins[origin], origin > 1 ? intervals.origin_factor[origin - 1] : 0);
   intervals.mixture_factor = mixture_factor(unseen, wider);
-  intervals.four_bit_factor = four_bit_factor(points, of, intervals);
+  // Few steps in NVFP4 are fitted. Rare mixtures have a width of their own.
+  const auto in_nvfp4 = [&](const IntervalClass& c) { return c.four_bits && !intervals.is_rare_mixture(c); };
+  intervals.four_bit_factor = factor_to_hold(errors_of_few(points, of, in_nvfp4), intervals);
   const std::vector<Error> rare_mixtures = errors_of_rare_mixtures(points, of);
   std::set<std::string> sources;
   for (const Error& e : rare_mixtures) sources.insert(e.source);
@@ -244,15 +249,7 @@ StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::
 }
 
 double unseen_device_factor(std::span<const PredictedPoint> points, const StepIntervals& intervals) {
-  double widest = 0;
-  for (const auto& [name, stack] : intervals.stacks) widest = std::max(widest, stack.half_width);
-  const double factor = weighted_quantile(errors_of(points, {}), kIntervalShare, [&](const Error& e) {
-    const auto stack = intervals.stacks.find(e.stack);
-    const double width = (stack == intervals.stacks.end() ? widest : stack->second.half_width);
-    const double of_class = intervals.origin_factor[e.origin] * (e.mixture ? intervals.mixture_factor : 1);
-    return width > 0 ? e.size / (width * of_class) : 0;
-  });
-  return std::max(1.0, factor);
+  return factor_to_hold(errors_of(points, {}), intervals);
 }
 
 CoverageOfGroups interval_coverage(std::span<const PredictedPoint> points, const StepIntervals& intervals,
