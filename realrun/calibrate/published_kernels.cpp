@@ -187,22 +187,23 @@ class PublishedKernels {
     });
   }
 
-  Points attentions(const std::string& board, const std::string& kernel) const {
+  Points attentions(const std::string& board, const std::string& kernel, Dtype dtype) const {
     return points_of(board, {"attention"}, [&](Point& point, Json& p) {
       const AttentionShape s{p["shape"][0], p["shape"][1], p["shape"][2],
                              p["shape"][3], p["shape"][3], p["shape"][4],
                              p["shape"][5], p["causal"],   0};
       const double d = real(s.head_dim), dv = real(s.value_head_dim), rows = real(s.batch * s.queries);
       const double pairs = rows * real(s.heads) * real(s.keys) * (s.causal ? 0.5 : 1);
-      const double moved = 2 * rows * real(s.heads + s.kv_heads) * (d + dv);  // q, k, v and the output
+      const double width = bits_of(dtype) < bits_of(Dtype::bf16) ? 1 : 2;  // of q, k and v; the output has 16 bits
+      const double moved = rows * (width * (real(s.heads) * d + real(s.kv_heads) * (d + dv)) + 2 * real(s.heads) * dv);
       const bool forward = p["phase"] != "backward", backward = p["phase"] != "forward";
       point.predicted = [=](const KernelModel& model, auto&&...) {
         const auto pass = [&](bool back, double flops_per_pair) {
-          return model.attention_seconds(s, Dtype::bf16, back, flops_per_pair * pairs, back ? 2 * moved : moved);
+          return model.attention_seconds(s, dtype, back, flops_per_pair * pairs, back ? 2 * moved : moved);
         };
         return (forward ? pass(false, 2 * (d + dv)) : 0) + (backward ? pass(true, 2 * (3 * d + 2 * dv)) : 0);
       };
-      return p["kernel"] == kernel;
+      return p["kernel"] == kernel && dtype_of_attention(p) == dtype;
     });
   }
 
@@ -351,18 +352,59 @@ class PublishedKernels {
 
   // ---- the curves
 
+  // The dtype of an attention curve: bf16 for all that are not narrow.
+  static Dtype dtype_of_attention(const Json& json) {
+    const std::string name = json.value("dtype", "bf16");
+    for (const Dtype dtype : {Dtype::fp8, Dtype::mxfp8})
+      if (name == name_of(dtype)) return dtype;
+    return Dtype::bf16;
+  }
+  // The key of such a curve in curves_.
+  static std::string key_of_attention(const Json& json) {
+    const Dtype dtype = dtype_of_attention(json);
+    const std::string kernel = json.at("kernel");
+    return dtype == Dtype::bf16 ? kernel : fmt::format("{} {}", kernel, name_of(dtype));
+  }
+  // Where it stands in the file of a board.
+  static OrderedJson& attention_in(Board& board, const Json& json) {
+    OrderedJson& attention = board.file["attention"];
+    const Dtype dtype = dtype_of_attention(json);
+    return dtype == Dtype::bf16 ? attention["kernels"][json.at("kernel").get<std::string>()]
+                                : attention["narrow"][name_of(dtype)];
+  }
+
   void fit_attention(const Json& of) {
     const std::string kernel = of.at("kernel");
+    const Dtype dtype = dtype_of_attention(of);
     const bool prefill = of.value("prefill", false);
     DieFit<AttentionCurve> fit{
-        .boards = measured(of.at("boards"), 1, [&](const std::string& b) { return attentions(b, kernel); }),
-        .parameters = {{"forward_efficiency", 0.6, 0.05, 1},
-                       {"half_sequence", 200, 1, 2000},
-                       {"half_head_dim", 20, 0.1, 300},
-                       {"fixed_seconds", 4e-6, 1e-7, 1e-5}},
+        .boards = measured(of.at("boards"), 1, [&](const std::string& b) { return attentions(b, kernel, dtype); }),
+        .dtype = dtype == Dtype::bf16 ? Dtype::bf16 : Dtype::fp8,
+        .parameters = {{"forward_efficiency", 0.6, 0.05, 1}, {"half_sequence", 200, 1, 2000}},
         .rates = {"forward_efficiency", "backward_efficiency"},
-        .put = [](Calibration& calibration, const AttentionCurve& c) { calibration.attention = c; },
-        .get = [](const Calibration& calibration) { return calibration.attention; }};
+        .put =
+            [dtype](Calibration& calibration, const AttentionCurve& c) {
+              if (dtype == Dtype::bf16) {
+                calibration.attention = c;
+              } else {
+                std::erase_if(calibration.narrow_attention, [&](const AttentionCurve& n) { return n.dtype == dtype; });
+                calibration.narrow_attention.push_back(c);
+              }
+            },
+        .get = [dtype](const Calibration& calibration) { return calibration.attention_of(dtype); }};
+    fit.known.dtype = dtype;
+    if (dtype == Dtype::bf16) {
+      fit.parameters.push_back({"fixed_seconds", 4e-6, 1e-7, 1e-5});
+    } else {  // a kernel starts and ends as that of 16 bits
+      fit.known.fixed_seconds = curves_.at({fit.boards.front().board->name, kernel}).fixed_seconds;
+    }
+    if (of.contains("half_head_dim_from")) {
+      fit.known.half_head_dim = curves_.at(of["half_head_dim_from"]).half_head_dim;
+    } else if (of.value("has_a_least_head_dim", false)) {
+      fit.parameters.push_back({"forward_least_head_dim", 100, 64, 128});
+    } else {
+      fit.parameters.push_back({"half_head_dim", 20, 0.1, 300});
+    }
     if (of.contains("last_wave_from")) {
       const AttentionCurve& from = curves_.at(of["last_wave_from"]);
       fit.known.forward_last_wave = from.forward_last_wave, fit.known.backward_last_wave = from.backward_last_wave;
@@ -370,12 +412,20 @@ class PublishedKernels {
       fit.parameters.push_back({"forward_last_wave", 0.5, 1e-3, 2.5});
       if (!prefill) fit.parameters.push_back({"backward_last_wave", 0.3, 1e-3, 2.5});
     }
+    if (of.contains("least_head_dim_from"))
+      fit.known.forward_least_head_dim = curves_.at(of["least_head_dim_from"]).forward_least_head_dim;
+    // The smallest that was measured. With narrower products, the softmax bounds a forward the sooner.
+    if (of.contains("least_head_dim")) fit.known.forward_least_head_dim = of["least_head_dim"];
     double ratio = prefill ? 1 : 0;  // of backward to forward efficiency; 0: fitted
     if (of.contains("ratio_from")) {
       const AttentionCurve& from = curves_.at(of["ratio_from"]);
       ratio = from.backward_efficiency / from.forward_efficiency;
     }
     if (ratio == 0) fit.parameters.push_back({"backward_efficiency", 0.5, 0.05, 1});
+    if (of.value("backward_has_a_half_head_dim", false))
+      fit.parameters.push_back({"backward_half_head_dim", 20, 0.1, 300});
+    if (of.value("backward_is_masked_in_part", false))
+      fit.parameters.push_back({"backward_masked_share", 0.5, 1e-3, 1});
     fit.complete = [ratio](AttentionCurve& c) {
       if (ratio > 0) c.backward_efficiency = ratio * c.forward_efficiency;
       // The last backward tile does 2.5 times the forward tile's work: it cannot take less time.
@@ -387,26 +437,34 @@ class PublishedKernels {
       const auto& [board, points] = fit.boards[b];
       curves[b].backward_last_wave = four_digits(curves[b].backward_last_wave);
       fit.put(board->calibration, curves[b]);
-      const Residual residual = state(*board, "attention " + kernel, points);
+      const Residual residual = state(*board, "attention " + key_of_attention(of), points);
       if (prefill) {
         const AttentionCurve& like = curves_.at(of.at("last_wave_like"));
         curves[b].backward_last_wave = curves[b].forward_last_wave * like.backward_last_wave / like.forward_last_wave;
-      } else {
-        OrderedJson& json = board->file["attention"]["kernels"][kernel];
+      } else if (!of.value("only_lent", false)) {
+        OrderedJson& json = attention_in(*board, of);
         write(json, curves[b], residual);
         json["source"] = sources_of(points);
       }
-      curves_[{board->name, kernel}] = curves[b];
+      curves_[{board->name, key_of_attention(of)}] = curves[b];
     }
   }
 
-  // A kernel that was measured on one board of a die alone is on the other as much slower as another kernel is there.
+  // A kernel that was measured on one board alone is on another as much slower as another kernel is there, or takes the
+  // same share of the peak.
   void lend_attention(const Json& lent) {
-    const std::string kernel = lent.at("kernel"), from = lent.at("from"), to = lent.at("to"), as = lent.at("slower_as");
-    AttentionCurve curve = curves_.at({from, kernel});
-    for (double AttentionCurve::*rate : {&AttentionCurve::forward_efficiency, &AttentionCurve::backward_efficiency})
-      curve.*rate = four_digits(curve.*rate * curves_.at({to, as}).*rate / curves_.at({from, as}).*rate);
-    write(boards_.at(to).file["attention"]["kernels"][kernel], curve, {});
+    const std::string from = lent.at("from"), to = lent.at("to"), as = lent.value("slower_as", "");
+    AttentionCurve curve = curves_.at({from, key_of_attention(lent)});
+    constexpr double kHeadDim = 128;  // measured for all
+    for (double AttentionCurve::*rate : {&AttentionCurve::forward_efficiency, &AttentionCurve::backward_efficiency}) {
+      const auto there = [&](const std::string& board) {
+        if (as.empty()) return 1.0;
+        const AttentionCurve& c = curves_.at({board, as});
+        return c.*rate * kHeadDim / (kHeadDim + c.half_head_dim);
+      };
+      curve.*rate = std::min(1.0, four_digits(curve.*rate * there(to) / there(from)));
+    }
+    write(attention_in(boards_.at(to), lent), curve, {});
   }
 
   void fit_matmul(const Json& die, Dtype dtype) {

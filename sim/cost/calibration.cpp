@@ -162,6 +162,7 @@ void read_attention(const Json& json, const Where& where, Calibration& calibrati
   if (auto lender = borrowed_section(json, where)) {
     calibration.attention = std::move(lender->attention);
     calibration.attention_kernels = std::move(lender->attention_kernels);
+    calibration.narrow_attention = std::move(lender->narrow_attention);
     calibration.attention_borrowed_from = lender->name;
     return;
   }
@@ -180,6 +181,14 @@ void read_attention(const Json& json, const Where& where, Calibration& calibrati
   reader.field("default", chosen, "");
   if (!use_attention_kernel(calibration, chosen))
     reader.fail("default", "one of " + quoted_list(names), nearest_name(chosen, names));
+  reader.object("narrow", [&](JsonReader& narrow) {
+    for (const Dtype dtype : {Dtype::fp8, Dtype::mxfp8})
+      if (const Json* curve = narrow.take(name_of(dtype))) {
+        calibration.narrow_attention.push_back(read_curve<AttentionCurve>(*curve, narrow.at(name_of(dtype))));
+        calibration.narrow_attention.back().name = name_of(dtype);
+        calibration.narrow_attention.back().dtype = dtype;
+      }
+  });
   reader.finish();
 }
 

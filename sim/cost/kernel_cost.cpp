@@ -112,10 +112,6 @@ KernelModel::KernelModel(const Device& device, const Calibration& calibration)
   per_multiprocessor_ = 1 / multiprocessors_;
   seconds_per_byte_ = 1 / (device.memory_bytes_per_second * calibration.memory_efficiency);
   kernel_fixed_seconds_ = calibration.kernel_fixed_seconds;
-  const AttentionCurve& attention = calibration.attention;
-  idle_tiles_ = {attention.forward_last_wave * multiprocessors_, attention.backward_last_wave * multiprocessors_};
-  half_head_dim_ = {attention.half_head_dim,
-                    attention.backward_half_head_dim < 0 ? attention.half_head_dim : attention.backward_half_head_dim};
   for (int slot = 0; slot < kMemorySlots; ++slot) {
     const Op op = op_of_slot(slot);
     Memory& memory = memory_[static_cast<std::size_t>(slot)];
@@ -166,9 +162,22 @@ KernelModel::KernelModel(const Device& device, const Calibration& calibration)
 
     matmul.measured = curve.measured;
     matmul.curve_dtype = curve_dtype;
+  }
 
-    attention_seconds_per_flop_[0][i] = calibration.step_slowdown / (peak * attention.forward_efficiency);
-    attention_seconds_per_flop_[1][i] = calibration.step_slowdown / (peak * attention.backward_efficiency);
+  for (std::size_t i = 0; i < attention_.size(); ++i) {
+    const Dtype dtype = i < kMatrixDtypes ? static_cast<Dtype>(i) : Dtype::mxfp8;
+    const AttentionCurve& curve = calibration.attention_of(dtype);
+    const bool narrow = bits_of(dtype) < bits_of(Dtype::bf16);
+    const double peak = device.peak(!narrow ? dtype : curve.dtype == dtype ? Dtype::fp8 : Dtype::bf16);
+    const auto backward = [](double its, double as_forward) { return its < 0 ? as_forward : its; };
+    attention_[i] = {&curve,
+                     peak,
+                     {calibration.step_slowdown / (peak * curve.forward_efficiency),
+                      calibration.step_slowdown / (peak * curve.backward_efficiency)},
+                     {curve.forward_last_wave * multiprocessors_, curve.backward_last_wave * multiprocessors_},
+                     {curve.half_head_dim, backward(curve.backward_half_head_dim, curve.half_head_dim)},
+                     {curve.forward_least_head_dim, 0},
+                     {curve.masked_share, backward(curve.backward_masked_share, curve.masked_share)}};
   }
 }
 
@@ -198,34 +207,34 @@ KernelModel::Times KernelModel::matmul_times(const GemmShape& shape, Dtype dtype
 
 KernelModel::Times KernelModel::attention_times(const AttentionShape& s, Dtype dtype, bool backward, double flops,
                                                 double bytes) const {
-  const AttentionCurve& curve = calibration_.attention;
+  const Attention& attention = attention_of(dtype);
+  const std::size_t way = backward ? 1 : 0;
   const double per_pair = flops_per_pair(s, backward);
   const auto head_dim = static_cast<double>(s.head_dim), queries = static_cast<double>(s.queries);
   const std::int64_t keys = s.window > 0 ? std::min(s.window, s.keys) : s.keys;
   const double rows = static_cast<double>(s.batch) * static_cast<double>(s.heads) * queries;
-  const double idle_pairs = rows * curve.half_sequence + idle_tiles_[backward ? 1 : 0] *
-                                                             std::min(static_cast<double>(kAttentionRows), queries) *
-                                                             static_cast<double>(keys);
-  const double seconds_per_flop = attention_seconds_per_flop_[backward ? 1 : 0][matrix_index(dtype)];
+  const double idle_pairs =
+      rows * attention.curve->half_sequence +
+      attention.idle_tiles[way] * std::min(static_cast<double>(kAttentionRows), queries) * static_cast<double>(keys);
   double executed = flops;
-  if (curve.masked_share > 0)
-    executed += curve.masked_share * std::max(0.0, per_pair * rows * static_cast<double>(s.keys) - flops);
-  return {(executed + per_pair * idle_pairs) * seconds_per_flop * (1 + half_head_dim_[backward ? 1 : 0] / head_dim),
-          bytes * seconds_per_byte_, curve.fixed_seconds};
+  if (const double share = attention.masked_share[way]; share > 0)
+    executed += share * std::max(0.0, per_pair * rows * static_cast<double>(s.keys) - flops);
+  return {(executed + per_pair * idle_pairs) * attention.seconds_per_flop[way] * attention.of_head_dim(way, head_dim),
+          bytes * seconds_per_byte_, attention.curve->fixed_seconds};
 }
 
 KernelModel::Times KernelModel::document_times(const AttentionShape& s, Dtype dtype, bool backward,
                                                const DocumentPairs& pairs, double bytes) const {
-  const AttentionCurve& curve = calibration_.attention;
+  const Attention& attention = attention_of(dtype);
   const std::size_t way = backward ? 1 : 0;
   const double heads = static_cast<double>(s.batch) * static_cast<double>(s.heads);
-  const double idle = heads * (pairs.idle_pairs + (pairs.queries + pairs.idle_queries) * curve.half_sequence) +
-                      idle_tiles_[way] * std::min(static_cast<double>(kAttentionRows), pairs.queries) * pairs.longest;
-  const double masked = curve.masked_share * std::max(0.0, pairs.rectangle - pairs.counted);
-  return {flops_per_pair(s, backward) * (heads * (pairs.counted + masked) + idle) *
-              attention_seconds_per_flop_[way][matrix_index(dtype)] *
-              (1 + half_head_dim_[way] / static_cast<double>(s.head_dim)),
-          bytes * seconds_per_byte_, curve.fixed_seconds};
+  const double idle =
+      heads * (pairs.idle_pairs + (pairs.queries + pairs.idle_queries) * attention.curve->half_sequence) +
+      attention.idle_tiles[way] * std::min(static_cast<double>(kAttentionRows), pairs.queries) * pairs.longest;
+  const double masked = attention.masked_share[way] * std::max(0.0, pairs.rectangle - pairs.counted);
+  return {flops_per_pair(s, backward) * (heads * (pairs.counted + masked) + idle) * attention.seconds_per_flop[way] *
+              attention.of_head_dim(way, static_cast<double>(s.head_dim)),
+          bytes * seconds_per_byte_, attention.curve->fixed_seconds};
 }
 
 bool KernelModel::near_measured(const GemmShape& shape, Dtype dtype, bool grouped) const {
@@ -346,10 +355,11 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors, 
                         describe(curve.residual));
   } else if (is_attention(op.kind)) {
     const AttentionShape s = attention_shape(op, tensors);
-    const AttentionCurve& curve = calibration_.attention;
     const bool backward = op.kind == OpKind::attention_backward;
     const Dtype dtype = attention_dtype(op, tensors);
-    const double peak = device_.peak(dtype);
+    const Attention& attention = attention_of(dtype);
+    const AttentionCurve& curve = *attention.curve;
+    const double peak = attention.peak;
     text += fmt::format("  {} x {} heads, {} queries, {} keys{}{}, head_dim {}, {}: {:.4g} FLOP, {:.4g} bytes\n",
                         s.batch, s.heads, s.queries, s.keys, s.causal ? ", causal" : "",
                         s.window > 0 ? fmt::format(", window {}", s.window) : "", s.head_dim, name_of(dtype),
@@ -361,15 +371,18 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors, 
         "    last wave {:.2f} of a tile; this shape reaches {} of the peak\n",
         micro(curve.fixed_seconds), micro(t.compute), micro(t.memory),
         percent(backward ? curve.backward_efficiency : curve.forward_efficiency), peak, curve.half_sequence,
-        half_head_dim_[backward ? 1 : 0], backward ? curve.backward_last_wave : curve.forward_last_wave,
+        attention.half_head_dim[backward ? 1 : 0], backward ? curve.backward_last_wave : curve.forward_last_wave,
         percent(total.flops / (total.seconds * peak)));
+    if (const double least = attention.least_head_dim[backward ? 1 : 0]; static_cast<double>(s.head_dim) < least)
+      text +=
+          fmt::format("    as long as with a head_dim of {:.0f}: a smaller one does not shrink the softmax\n", least);
     if (documents != nullptr)
       text += fmt::format(
           "    within documents: {:.4g} pairs of a sequence and head, {:.4g} more in the tiles of {} queries that end "
           "with a document\n",
           documents->counted, documents->idle_pairs, kAttentionRows);
-    if (curve.masked_share > 0)
-      text += fmt::format("    {} of the masked pairs are computed anyway\n", percent(curve.masked_share));
+    if (const double share = attention.masked_share[backward ? 1 : 0]; share > 0)
+      text += fmt::format("    {} of the masked pairs are computed anyway\n", percent(share));
     text += fmt::format("  curve: {}{}, {}; {}\n", curve.name,
                         calibration_.attention_borrowed_from.empty()
                             ? ""

@@ -80,13 +80,17 @@ inline constexpr std::int64_t kAttentionRows = 128;
 // Within the documents of a sequence (document_pairs), the queries of whole tiles replace `queries`, and the pairs that
 // last tiles compute beyond the documents' ends are added.
 struct AttentionCurve {
-  std::string name;  // generation of the kernel: "flash_attention_2", "cudnn"
+  std::string name;           // generation of the kernel: "flash_attention_2", "cudnn"
+  Dtype dtype = Dtype::bf16;  // of queries, keys and values: fp8, mxfp8, or bf16 for all wider ones
   std::string source;
   double forward_efficiency = 1, backward_efficiency = 1;  // share of the matrix peak
   double half_sequence = 0;                                // number of keys at which half of the efficiency is reached
   double half_head_dim = 0;                                // head_dim at which half of the efficiency is reached
   double backward_half_head_dim = -1;                      // the same for the backward; below 0: as the forward
+  // A forward of a smaller head_dim takes as long as one of this: its softmax does not shrink (Blackwell).
+  double forward_least_head_dim = 0;
   double masked_share = 0;  // share of masked pairs that are computed nevertheless: 0 FlashAttention, 1 all
+  double backward_masked_share = -1;  // the same for the backward; below 0: as the forward
   // Idle time of multiprocessors at the end of a kernel, on average, in tiles of 128 queries over all keys.
   double forward_last_wave = 0, backward_last_wave = 0;
   double fixed_seconds = 0;  // on the device, per kernel
@@ -127,6 +131,7 @@ struct Calibration {
   double group_issue_seconds = -1;
   AttentionCurve attention;                       // the one in use
   std::vector<AttentionCurve> attention_kernels;  // all that were measured
+  std::vector<AttentionCurve> narrow_attention;   // of operands below 16 bits, one for each dtype that was measured
   std::string attention_borrowed_from;            // device that the attention curves were measured on; empty: this one
   double memory_efficiency = 0.85;                // share of the datasheet's rate, for memory-bound kernels
   double kernel_fixed_seconds = 0;                // on the device, per memory-bound kernel
@@ -151,6 +156,13 @@ struct Calibration {
   // Whether products of a type narrower than 16 bits use the curve of another type, relative to their own peak.
   bool lends_to(Dtype dtype) const {
     return bits_of(dtype) < bits_of(Dtype::bf16) && !matmul[static_cast<std::size_t>(dtype)].measured;
+  }
+  // Returns the curve of attention over operands of a dtype. A narrow one without a curve of its own has that of
+  // 16 bits, relative to the peak of 16 bits.
+  const AttentionCurve& attention_of(Dtype dtype) const {
+    for (const AttentionCurve& curve : narrow_attention)
+      if (curve.dtype == dtype) return curve;
+    return attention;
   }
 };
 
@@ -240,8 +252,22 @@ class KernelModel {
     for (const OpTraits& traits : op_traits::kTable) slots += curves_of(traits);
     return slots;
   }();
+  struct Attention {  // an AttentionCurve multiplied with the device's rates; arrays: forward, backward
+    const AttentionCurve* curve = nullptr;
+    double peak = 0;                           // that the curve's efficiencies are shares of
+    std::array<double, 2> seconds_per_flop{};  // for an endless head_dim
+    std::array<double, 2> idle_tiles{};        // last_wave * multiprocessors
+    std::array<double, 2> half_head_dim{}, least_head_dim{}, masked_share{};
+    // Seconds of a FLOP at a head_dim, over those at an endless one.
+    double of_head_dim(std::size_t way, double head_dim) const {
+      return (1 + half_head_dim[way] / head_dim) * std::max(1.0, least_head_dim[way] / head_dim);
+    }
+  };
   static std::size_t memory_slot(const Op& op);
   static std::size_t matrix_index(Dtype dtype);
+  const Attention& attention_of(Dtype dtype) const {
+    return attention_[dtype == Dtype::mxfp8 ? kMatrixDtypes : matrix_index(dtype)];
+  }
   Times matmul_times(const GemmShape& shape, Dtype dtype, bool grouped, double bytes) const;
   Times attention_times(const AttentionShape& shape, Dtype dtype, bool backward, double flops, double bytes) const;
   Times document_times(const AttentionShape& shape, Dtype dtype, bool backward, const DocumentPairs& pairs,
@@ -253,13 +279,10 @@ class KernelModel {
   const Device& device_;
   const Calibration& calibration_;
   std::array<Matmul, kMatrixDtypes> matmul_;
-  // [backward][dtype], for an endless head_dim.
-  std::array<std::array<double, kMatrixDtypes>, 2> attention_seconds_per_flop_{};
-  std::array<double, 2> idle_tiles_{};  // [backward]: last_wave * multiprocessors
+  std::array<Attention, kMatrixDtypes + 1> attention_;  // the last: mxfp8
   double multiprocessors_ = 1, per_multiprocessor_ = 1;
   double seconds_per_byte_ = 0, kernel_fixed_seconds_ = 0;
   std::array<Memory, kMemorySlots> memory_{};
-  std::array<double, 2> half_head_dim_{};  // [backward]
 };
 
 }  // namespace orrery

@@ -103,12 +103,14 @@ double allowed_slowdown(const Device& device, const Device& other) {
     compare(dtype, curve.efficiency, others_curve.efficiency);
     compare(dtype, sustained(curve), sustained(others_curve));
   }
-  for (const AttentionCurve& curve : own.attention_kernels)
-    for (const AttentionCurve& others_curve : others.attention_kernels) {
-      if (curve.name != others_curve.name) continue;
-      compare(Dtype::bf16, curve.forward_efficiency, others_curve.forward_efficiency);
-      compare(Dtype::bf16, curve.backward_efficiency, others_curve.backward_efficiency);
-    }
+  for (const auto curves : {&Calibration::attention_kernels, &Calibration::narrow_attention})
+    for (const AttentionCurve& curve : own.*curves)
+      for (const AttentionCurve& others_curve : others.*curves) {
+        if (curve.name != others_curve.name) continue;
+        const Dtype units = curve.dtype == Dtype::mxfp8 ? Dtype::fp8 : curve.dtype;
+        compare(units, curve.forward_efficiency, others_curve.forward_efficiency);
+        compare(units, curve.backward_efficiency, others_curve.backward_efficiency);
+      }
   return std::max(1.0, least);
 }
 

@@ -94,7 +94,8 @@ void take_share(double share, Device& device, Calibration& calibration) {
   for (MatmulCurve& curve : calibration.matmul)
     for (double* seconds : {&curve.fixed_seconds, &curve.sustained_seconds}) *seconds /= share;
   calibration.attention.fixed_seconds /= share;
-  for (AttentionCurve& curve : calibration.attention_kernels) curve.fixed_seconds /= share;
+  for (auto* curves : {&calibration.attention_kernels, &calibration.narrow_attention})
+    for (AttentionCurve& curve : *curves) curve.fixed_seconds /= share;
   calibration.kernel_fixed_seconds /= share;
   for (MemoryCurve& curve : calibration.memory_kinds) curve.fixed_seconds /= share;
 }

@@ -21,6 +21,7 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     const std::string kernels = j.at("kernels");
     s.kernels = kernels == "eager" ? Kernels::eager : kernels == "compiled" ? Kernels::compiled : Kernels::fused;
     s.attention_kernel = j.at("attention_kernel");
+    s.attention_kernel_on_blackwell = j.value("attention_kernel_on_blackwell", s.attention_kernel);
     s.runtime.host_seconds_per_op = j.at("host_seconds_per_op");
     s.runtime.host_seconds_per_collective = s.runtime.host_seconds_per_update_op = s.runtime.host_seconds_per_op;
     s.runtime.context_bytes = j.at("context_bytes");
@@ -107,10 +108,11 @@ KernelChoices kernel_choices(const Scenario& scenario, const Plan& layers) {
   return k;
 }
 
-std::string_view attention_kernel(const Plan& plan) {
+std::string_view attention_kernel(const Plan& plan, const Device& device) {
   if (plan.framework.attention_kernel != AttentionKernel::automatic)
     return kAttentionKernelNames[static_cast<std::size_t>(plan.framework.attention_kernel)];
-  return stack_of(plan).attention_kernel;
+  const StackPreset& stack = stack_of(plan);
+  return device.architecture.starts_with("Blackwell") ? stack.attention_kernel_on_blackwell : stack.attention_kernel;
 }
 
 Dtype gradient_dtype(const Plan& plan) {

@@ -37,6 +37,7 @@ struct SearchedValues {
 struct StackPreset {
   Kernels kernels = Kernels::fused;
   std::string attention_kernel;  // the generation of the fused kernels, as calibration files name it
+  std::string attention_kernel_on_blackwell;  // the same there
   Runtime runtime;  // its seconds are from the literature, before any fit to steps (sim/cost/step_calibration.h)
   // Elements of a gradient bucket: the larger of the first, and the second times the number of data-parallel ranks.
   double bucket_elements = 0, bucket_elements_per_data_rank = 0;
@@ -80,8 +81,9 @@ std::string_view stack_known_as(std::string_view name);
 
 // Returns which kernels compute layers of this plan.
 KernelChoices kernel_choices(const Scenario& scenario, const Plan& plan);
-// Returns the generation of the fused attention kernels, as calibration files name it; empty: the device's default.
-std::string_view attention_kernel(const Plan& plan);
+// Returns the generation of the fused attention kernels on the device, as calibration files name it; empty: the device's
+// default.
+std::string_view attention_kernel(const Plan& plan, const Device& device);
 // Returns the dtype in which gradients are accumulated and reduced: the plan's, or the stack's if that is automatic.
 Dtype gradient_dtype(const Plan& plan);
 // Returns the axes from neighbouring ranks outwards, as the plan's mesh_order says; "dp" stands for both axes of data

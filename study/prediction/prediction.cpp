@@ -32,7 +32,7 @@ const Calibration& Calibrator::Rep::kernels_of(Cluster& cluster, const Plan& pla
                                                std::int64_t ranks) {
   user.apply(cluster);
   Device& device = cluster.device;
-  const std::string_view attention = framework::attention_kernel(plan);
+  const std::string_view attention = framework::attention_kernel(plan, device);
   const std::string key =
       fmt::format("{}\n{}\n{}\n{}\n{}\n{}", device.name, device.architecture, device.vendor, attention, ranks, stack);
   auto found = kernels.find(key);

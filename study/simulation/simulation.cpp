@@ -54,7 +54,7 @@ struct Simulator::Rep {
 // For `scenario`, whose parts these are.
 Simulator::Rep::Machine& Simulator::Rep::machine_of(const ScenarioReader::Parts& parts) {
   const std::string stack = stack_of(scenario);
-  const std::tuple key{parts.cluster.get(), framework::attention_kernel(scenario.plan),
+  const std::tuple key{parts.cluster.get(), framework::attention_kernel(scenario.plan, scenario.cluster.device),
                        std::min(scenario.cluster.node.devices, ranks(scenario)), stack};
   if (const auto found = machines.find(key); found != machines.end()) return *found->second;
   constexpr std::size_t kMost = 64;  // of a sweep over clusters each may come once

@@ -1,6 +1,4 @@
 // Is a device that is at least as good in every rate never slower, whichever kernel it runs?
-#include "sim/hardware/cluster.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "sim/cost/calibration.h"
+#include "sim/hardware/cluster.h"
 #include "sim/hardware/presets.h"
 #include "tests/cost/real.h"
 
@@ -31,28 +30,28 @@ std::vector<std::pair<Device, Device>> ordered_pairs() {
 TEST(DeviceOrder, IsThatOfDataSheets) {
   std::set<std::pair<std::string, std::string>> found;
   for (const auto& [device, other] : ordered_pairs()) found.emplace(device.name, other.name);
-  for (const auto& [device, other] : std::vector<std::pair<const char*, const char*>>{
-           {"H200-SXM5-141GB", "H100-SXM5-80GB"},
-           {"H100-SXM5-80GB", "H800-SXM5-80GB"},
-           {"H800-SXM5-80GB", "H100-SXM5-80GB"},  // links are the node's
-           {"H100-SXM5-80GB", "H100-SXM5-96GB-HBM2e"},
-           {"H100-SXM5-80GB", "H100-PCIe-80GB"},
-           {"GH200-141GB", "H200-SXM5-141GB"},
-           {"A100-SXM4-80GB", "A100-SXM4-40GB"},
-           {"A100-SXM4-80GB", "A100-PCIe-80GB"},
-           {"MI325X", "MI300X"},
-           {"MI355X", "MI350X"},
-           {"GB200", "B200-SXM-180GB"},
-           {"B300-SXM-270GB", "B200-SXM-180GB"},  // a revision
-           {"B200-SXM-180GB", "B200-SXM-180GB-limited"},
-           {"V100-SXM2-32GB", "V100-SXM2-16GB"}})
+  for (const auto& [device, other] :
+       std::vector<std::pair<const char*, const char*>>{{"H200-SXM5-141GB", "H100-SXM5-80GB"},
+                                                        {"H100-SXM5-80GB", "H800-SXM5-80GB"},
+                                                        {"H800-SXM5-80GB", "H100-SXM5-80GB"},  // links are the node's
+                                                        {"H100-SXM5-80GB", "H100-SXM5-96GB-HBM2e"},
+                                                        {"H100-SXM5-80GB", "H100-PCIe-80GB"},
+                                                        {"GH200-141GB", "H200-SXM5-141GB"},
+                                                        {"A100-SXM4-80GB", "A100-SXM4-40GB"},
+                                                        {"A100-SXM4-80GB", "A100-PCIe-80GB"},
+                                                        {"MI325X", "MI300X"},
+                                                        {"MI355X", "MI350X"},
+                                                        {"GB200", "B200-SXM-180GB"},
+                                                        {"B300-SXM-270GB", "B200-SXM-180GB"},  // a revision
+                                                        {"B200-SXM-180GB", "B200-SXM-180GB-limited"},
+                                                        {"V100-SXM2-32GB", "V100-SXM2-16GB"}})
     EXPECT_TRUE(found.contains({device, other})) << device << " " << other;
-  for (const auto& [device, other] : std::vector<std::pair<const char*, const char*>>{
-           {"H100-SXM5-80GB", "H200-SXM5-141GB"},
-           {"H100-SXM5-80GB", "A100-SXM4-80GB"},  // another architecture
-           {"A100-SXM4-80GB", "A30"},             // more multiprocessors, each slower
-           {"H20-SXM-96GB", "H100-SXM5-80GB"},
-           {"B200-SXM-180GB-limited", "B200-SXM-180GB"}})
+  for (const auto& [device, other] :
+       std::vector<std::pair<const char*, const char*>>{{"H100-SXM5-80GB", "H200-SXM5-141GB"},
+                                                        {"H100-SXM5-80GB", "A100-SXM4-80GB"},  // another architecture
+                                                        {"A100-SXM4-80GB", "A30"},  // more multiprocessors, each slower
+                                                        {"H20-SXM-96GB", "H100-SXM5-80GB"},
+                                                        {"B200-SXM-180GB-limited", "B200-SXM-180GB"}})
     EXPECT_FALSE(found.contains({device, other})) << device << " " << other;
 }
 
@@ -92,11 +91,12 @@ TEST(DeviceOrder, HoldsForEveryKernel) {
         const double rows = real(at.batch * heads) * real(sequence);
         const double flops = 4 * real(dim) * rows * real(sequence) * (at.causal ? 0.5 : 1);
         const double moved = 8 * rows * real(dim);
-        for (const bool backward : {false, true})
-          EXPECT_LE(a.attention_seconds(at, Dtype::bf16, backward, flops, moved),
-                    b.attention_seconds(at, Dtype::bf16, backward, flops, moved) * (1 + kRounding))
-              << what << "attention of " << at.batch << " x " << heads << " heads of " << dim << ", " << sequence
-              << " tokens" << (backward ? ", backward" : "");
+        for (const Dtype operands : {Dtype::bf16, Dtype::fp8, Dtype::mxfp8})
+          for (const bool backward : {false, true})
+            EXPECT_LE(a.attention_seconds(at, operands, backward, flops, moved),
+                      b.attention_seconds(at, operands, backward, flops, moved) * (1 + kRounding))
+                << what << name_of(operands) << " attention of " << at.batch << " x " << heads << " heads of " << dim
+                << ", " << sequence << " tokens" << (backward ? ", backward" : "");
       }
     }
 }

@@ -70,7 +70,7 @@ TEST(NamesCarryNoMeaning, ForTheEngines) {
     Scenario scenario = read_scenario(document, source);
     scenario.perturbations.clear();
     Calibration kernels = find_calibration(scenario.cluster.device);
-    use_attention_kernel(kernels, framework::attention_kernel(scenario.plan));
+    use_attention_kernel(kernels, framework::attention_kernel(scenario.plan, scenario.cluster.device));
     const CollectiveCalibration collectives = find_collective_calibration(scenario.cluster);
     const Dtype dtype = scenario.plan.precision.compute();
     Program program;

@@ -2,8 +2,10 @@
 // written down here independently of the code.
 #include <algorithm>
 
+#include "sim/hardware/presets.h"
 #include "sim/memory/memory.h"
 #include "sim/program/rewrite.h"
+#include "strategies/framework/framework.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {
@@ -778,6 +780,24 @@ TEST(ModelFlops, OfExpertsAreThoseOfTheirTokensWhateverTheSlots) {
 
 // DeepSpeed's flat buffers are of the bucket's size, in the parameters' dtype; its update reads an fp32 copy of a flat
 // one.
+// torchtitan puts cuDNN first on Blackwell. The flash-attn package has its second generation there, too.
+TEST(AttentionKernels, AreThoseThatTheStacksCodeChooses) {
+  using framework::Stack;
+  Plan plan;
+  const auto kernel = [&](Stack stack, const char* device) {
+    plan.framework.stack = stack;
+    return framework::attention_kernel(plan, find_device(device));
+  };
+  EXPECT_EQ(kernel(Stack::fsdp_compiled, "H100-SXM5-80GB"), "flash_attention_2");
+  EXPECT_EQ(kernel(Stack::fsdp_compiled, "B200-SXM-180GB"), "cudnn");
+  EXPECT_EQ(kernel(Stack::fsdp_compiled, "GB300"), "cudnn");
+  EXPECT_EQ(kernel(Stack::fsdp, "B200-SXM-180GB"), "flash_attention_2");
+  EXPECT_EQ(kernel(Stack::deepspeed, "GB300"), "flash_attention_2");
+  EXPECT_EQ(kernel(Stack::megatron_core, "B200-SXM-180GB"), "");
+  plan.framework.attention_kernel = framework::AttentionKernel::flash_attention_3;
+  EXPECT_EQ(kernel(Stack::fsdp_compiled, "B200-SXM-180GB"), "flash_attention_3");
+}
+
 TEST(StackBuffers, AreThoseOfZero) {
   Scenario s = zero3_of_deepspeed(1);
   s.plan.precision.gradients = precision::GradientDtype::automatic;
