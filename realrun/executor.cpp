@@ -93,11 +93,17 @@ void check_runnable(const Scenario& scenario) {
 }
 
 void check_gpus_store(const Program& program) {
-  for (const Piece& piece : program.pieces)
+  for (const Piece& piece : program.pieces) {
+    for (const Block* block : {&piece.forward, &piece.backward})
+      for (const Op& op : block->ops)
+        if (is_attention(op.kind) &&
+            bits_of(piece.tensors[op.reads[queries_operand(op.kind)]].dtype) < bits_of(Dtype::bf16))
+          throw InputError({"", "/plan"}, "a plan with attention in fp8", "another: no kernel of a GPU attends so yet");
     for (const Tensor& t : piece.tensors)
       if (block_of(t.dtype) > 0)
         throw InputError({"", "/plan"}, std::string("a plan that keeps \"") + t.name + "\" in " + name_of(t.dtype),
                          "another: no kernel of a GPU stores such numbers yet");
+  }
 }
 
 namespace {

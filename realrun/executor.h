@@ -120,8 +120,8 @@ struct Execution {
 
 // Throws InputError for models and plans that cannot be run. execute(), execute_ranks() and execute_rank() call it.
 void check_runnable(const Scenario& scenario);
-// Throws InputError for tensors that no kernel of a GPU stores yet: blocks of numbers with a scale each. execute_rank()
-// calls it; who calls execute_ranks() with GPUs calls it before.
+// Throws InputError for tensors that no kernel of a GPU stores yet, blocks of numbers with a scale each, and for
+// attention in fp8. execute_rank() calls it; who calls execute_ranks() with GPUs calls it before.
 void check_gpus_store(const Program& program);
 
 // Consecutive steps of a run that have one Program. scenario.workload.step is the first of them.

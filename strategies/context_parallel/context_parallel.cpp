@@ -145,7 +145,7 @@ class Ring {
         if (!last) shift("ring.keys", groups_.inner, keys, next, whole);
         if (steps.attended[round][i]) {
           const TensorId part_q = steps.only() ? dq : clone_tensor(piece_, dq);
-          const TensorId part_k = steps.only() ? dlocal : ring_buffer(local);
+          const TensorId part_k = steps.only() ? dlocal : ring_buffer(dlocal);
           Op op = step_of(whole, q, keys, static_cast<std::int64_t>(round), static_cast<std::int64_t>(i));
           op.writes = {part_q, part_k, kNoTensor, kNoTensor};
           out_.push_back(op);
@@ -154,23 +154,23 @@ class Ring {
                        ? exact(part_q, whole)
                        : sum(dquery, part_q, steps.is_last(round, i) ? dq : summed(clone_tensor(piece_, dq)), whole);
           travelling = travelling == kNoTensor ? exact(part_k, whole)
-                                               : sum(travelling, part_k, summed(ring_buffer(local)), whole);
+                                               : sum(travelling, part_k, summed(ring_buffer(dlocal)), whole);
         }
         if (steps.of(round) > 1 && travelling != kNoTensor)
           travelling = send(groups_.inner, "ring.key_gradients", travelling,
                             last ? inner_ranks_ - static_cast<std::int64_t>(i) : 1,
-                            last && !rounds ? dlocal : kNoTensor, local, whole);
+                            last && !rounds ? dlocal : kNoTensor, dlocal, whole);
         keys = next;
       }
       if (!rounds) return;
       if (sums == kNoTensor) {
         sums = travelling;
       } else if (travelling != kNoTensor) {
-        sums = sum(sums, travelling, summed(ring_buffer(local)), whole);
+        sums = sum(sums, travelling, summed(ring_buffer(dlocal)), whole);
       }
       sums = send(groups_.outer, "ring.outer_key_gradients", sums,
                   last_round ? outer_ranks_ - static_cast<std::int64_t>(round) : 1, last_round ? dlocal : kNoTensor,
-                  local, whole);
+                  dlocal, whole);
     }
   }
 

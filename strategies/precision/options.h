@@ -28,6 +28,7 @@ struct Options {
   GradientDtype gradients = GradientDtype::automatic;
   double loss_scale = 65536;
   bool fp8_activation_inputs = false;
+  bool fp8_attention = false;
 
   // Returns the dtype of parameters and activations.
   Dtype storage() const;
@@ -48,6 +49,8 @@ struct Options {
             "fp16: factor by which the loss is multiplied and gradients are divided");
     v.field("activation_func_fp8_input_store", fp8_activation_inputs,
             "keep the input of the MLP's SwiGLU in fp8 for the backward", Scope::layer);
+    v.field("fp8_dot_product_attention", fp8_attention,
+            "attention over queries, keys and values in fp8; its result has 16 bits", Scope::layer);
   }
 };
 

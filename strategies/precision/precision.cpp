@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,6 +36,7 @@ namespace {
 // How the inputs of products become narrow.
 struct Quantised {
   Dtype products = Dtype::fp8, tensors = Dtype::fp8;  // what the products multiply in; what they read
+  std::optional<Dtype> attention = {};                // what attention reads; none: 16 bits
   // The transposed product reads another copy: its scales are of blocks along the dimension that is summed over, which
   // is another one there (NVIDIA 2025, arXiv 2509.25149, section 2), or the matrix units read operands in one order.
   bool two_copies = false;
@@ -47,13 +49,16 @@ struct Quantised {
 // "cublasLtMatmul"). Transformer Engine therefore keeps transposed copies there (nvte_is_non_tn_fp8_gemm_supported).
 bool reads_one_order(const Device& device) { return device.architecture == "Hopper" || device.architecture == "Ada"; }
 
-Quantised quantised(const Plan& plan, Dtype products, const Device& device) {
+// plan: the scenario's, which has the recipe.
+Quantised quantised(const Plan& plan, const Plan& of_layer, const Device& device) {
+  const Dtype products = of_layer.precision.compute();
   Quantised q{.products = products, .tensors = products};
   q.fuses_the_search = framework::stack_of(plan).kernels == framework::Kernels::compiled;
   const Recipe recipe = recipe_of(plan);
   const bool nvfp4 = products == Dtype::nvfp4;
   if (!nvfp4 && recipe == Recipe::blockwise) q.tensors = Dtype::fp8_blocks;
   if (!nvfp4 && recipe == Recipe::mxfp8) q.tensors = Dtype::mxfp8;
+  if (of_layer.precision.fp8_attention) q.attention = !nvfp4 && recipe == Recipe::mxfp8 ? Dtype::mxfp8 : Dtype::fp8;
   q.two_copies = block_of(q.tensors) > 0 || reads_one_order(device);
   q.looks_first = nvfp4 || recipe == Recipe::tensorwise;
   return q;
@@ -94,6 +99,7 @@ class Quantiser {
             id = weight ? quantise_weight(id, op) : quantise(id, op, copy_of(op, read));
           }
         }
+        if (how_.attention && is_attention(op.kind)) quantise_operands(op);
         out_.push_back(op);
       }
       block->ops = out_;
@@ -102,7 +108,7 @@ class Quantiser {
 
  private:
   // The direction in which elements lie side by side and share scales.
-  enum Copy : std::uint8_t { by_rows, by_columns };
+  enum Copy : std::uint8_t { by_rows, by_columns, of_attention };
 
   // Returns true if copies of a weight are made for each block and freed with it. Frozen weights that are kept
   // quantised, with a scale each, are transposed so: MLPerf's LoRA on H200 has no room for a second copy of 70B.
@@ -199,6 +205,26 @@ class Quantiser {
     return quantised_[wanted][id];
   }
 
+  // Attention reads queries, keys and values in fp8, and its backward the gradient of its result, too. The forward's
+  // copies are kept for the backward.
+  void quantise_operands(Op& attention) {
+    const std::size_t queries = queries_operand(attention.kind);
+    std::vector<std::size_t> operands{queries, queries + 1};
+    if (attention.kind == OpKind::attention_backward) operands.push_back(0);
+    for (const std::size_t operand : operands) {
+      TensorId& id = attention.reads[operand];
+      if (id == kNoTensor) continue;
+      if (quantised_[of_attention][id] == kNoTensor) {
+        Op op;
+        op.phase = attention.phase;
+        op.name = "quantise_attention";
+        if (how_.looks_first && !(how_.fuses_the_search && is_written_by_compiled(id))) op.passes = 2;
+        cast(id, piece_.tensors[id], of_attention, op);
+      }
+      id = quantised_[of_attention][id];
+    }
+  }
+
   // Returns true if a compiler makes the kernel that writes the tensor in this block. It makes no products or
   // attention.
   bool is_written_by_compiled(TensorId id) const {
@@ -209,7 +235,7 @@ class Quantiser {
 
   void cast(TensorId id, Tensor t, Copy copy, Op op) {
     t.alias_of = kNoTensor;
-    t.dtype = how_.tensors;
+    t.dtype = copy == of_attention ? *how_.attention : how_.tensors;
     const TensorId q = piece_.add(t);
     for (auto& quantised : quantised_) quantised.resize(piece_.tensors.size(), kNoTensor);
     quantised_[copy][id] = q;
@@ -222,7 +248,7 @@ class Quantiser {
   Piece& piece_;
   const Quantised how_;
   const Weights weights_;
-  std::array<std::vector<TensorId>, 2> quantised_;  // by Copy
+  std::array<std::vector<TensorId>, 3> quantised_;  // by Copy
   std::vector<std::array<bool, 2>> needed_;         // by tensor and Copy: some product reads it
   std::vector<Op> out_;
 };
@@ -251,6 +277,8 @@ void store_activation_inputs_in_fp8(Piece& piece) {
 // Returns true if the device's fp8 matrix units are older than MXFP8, whose blocks of 32 have scales of 8 bits.
 bool lacks_mx(const Device& device) { return reads_one_order(device) || device.architecture == "CDNA3"; }
 
+bool multiplies_narrow(const Plan& plan) { return plan.precision.mix == Mix::fp8 || plan.precision.mix == Mix::nvfp4; }
+
 void check(const Scenario& scenario) {
   const Device& device = scenario.cluster.device;
   const auto has = [&](Dtype dtype) { return device.peak_flops_per_second[static_cast<std::size_t>(dtype)] > 0; };
@@ -267,6 +295,15 @@ void check(const Scenario& scenario) {
     if (options.mix == Mix::fp8 && !has(Dtype::fp8)) fail("\"bf16\" or \"fp16\": there are no fp8 matrix units" + here);
     if (options.mix == Mix::bf16 && !has(Dtype::bf16))
       fail("\"fp16\" or \"fp32\": there are no bf16 matrix units" + here);
+    if (options.fp8_attention && multiplies_narrow(plan)) {
+      if (!plan.framework.flash_attention)
+        refuse(plan, "flash_attention", "true with fp8_dot_product_attention: only fused kernels attend in fp8", at);
+      using framework::AttentionKernel;
+      const AttentionKernel kernel = scenario.plan.framework.attention_kernel;
+      if (kernel != AttentionKernel::automatic && kernel != AttentionKernel::cudnn)
+        refuse(scenario.plan, "attention_kernel",
+               "\"cudnn\" with fp8_dot_product_attention: no other kernel attends in fp8");
+    }
     if (options.storage() != scenario.plan.precision.storage())
       fail(std::string("a mix that keeps activations in ") + name_of(scenario.plan.precision.storage()) +
            ", the dtype that the other layers pass on");
@@ -280,7 +317,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   if (products == plan.precision.storage()) return;
   const data_parallel::Sharding sharding = data_parallel::sharding_of(scenario, plan, program);
   using Weights = Quantiser::Weights;
-  Quantiser(piece, quantised(scenario.plan, products, scenario.cluster.device),
+  Quantiser(piece, quantised(scenario.plan, plan, scenario.cluster.device),
             data_parallel::keeps_weights_quantised(scenario, plan) ? Weights::are_quantised
             : sharding.fp8_gathers                                 ? Weights::come_in_fp8
             : !sharding.over.weights.empty()                       ? Weights::come_and_go
@@ -315,10 +352,25 @@ constexpr FieldRule kExcludes[]{
     keep({"fp8_param_gather"}, "with fp8_recipe \"mxfp8\", whose rows and columns are rounded apart",
          [](const AskedOf& a) { return recipe_of(a.plan) == Recipe::mxfp8; }),
     keep({"activation_func_fp8_input_store"}, "unless the model's activation function is swiglu",
-         [](const AskedOf& a) { return a.model.activation != ActivationFunction::swiglu; })};
+         [](const AskedOf& a) { return a.model.activation != ActivationFunction::swiglu; }),
+    keep({"fp8_dot_product_attention"}, "for a model whose attention has windows or a bias of positions",
+         [](const AskedOf& a) {
+           const Model& m = a.model;
+           return m.sliding_window > 0 || m.window > 0 || m.positions == Positions::relative ||
+                  m.positions == Positions::alibi;
+         }),
+    keep({"fp8_dot_product_attention"},
+         "on devices without a fused kernel for it (data centers' Hopper and Blackwell have one)",
+         [](const AskedOf& a) {
+           const Device& device = a.scenario.cluster.device;
+           return device.name.starts_with("RTX") ||
+                  (device.architecture != "Hopper" && !device.architecture.starts_with("Blackwell"));
+         })};
 
 constexpr FieldRule kIdle[]{keep({"fp8_recipe"}, ": no layer has precision \"fp8\"",
-                                 [](const AskedOf& a) { return a.layers.precision.mix == Mix::fp8; })};
+                                 [](const AskedOf& a) { return a.layers.precision.mix == Mix::fp8; }),
+                            keep({"fp8_dot_product_attention"}, ": no layer has precision \"fp8\" or \"nvfp4\"",
+                                 [](const AskedOf& a) { return multiplies_narrow(a.layers); })};
 
 void check_runnable(const Scenario& scenario) {
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {

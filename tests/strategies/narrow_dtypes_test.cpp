@@ -697,6 +697,98 @@ TEST(ActivationInputs, InFp8TakeHalfTheBytesUntilTheBackward) {
                                     "model's activation function is swiglu"));
 }
 
+// ---- fp8_dot_product_attention ----
+
+// By hand, of Llama 3 8B: a cast reads 16 bits of queries, keys and values (48 heads of 128), and in the backward of
+// the gradient of the context (32 heads). The backward keeps the narrow copy in place of the 16 bits.
+TEST(AttentionInFp8, ReadsNarrowOperandsAndWritesSixteenBits) {
+  constexpr double kOperands = 8192.0 * 6144, kContext = 8192.0 * 4096;
+  for (const auto& [recipe, operands] :
+       {std::pair{Recipe::delayed, Dtype::fp8}, {Recipe::blockwise, Dtype::fp8}, {Recipe::mxfp8, Dtype::mxfp8}}) {
+    Scenario s = llama_in_fp8("dgx-b200", recipe);
+    const Program wide = proven(s);
+    s.plan.precision.fp8_attention = true;
+    const Program p = proven(s);
+    const Piece &layer = running_layer(p), &before = running_layer(wide);
+    const double copy = static_cast<double>(bits_of(operands)) / 8 + (operands == Dtype::mxfp8 ? 1.0 / 32 : 0);
+    EXPECT_DOUBLE_EQ(cast_bytes(layer, layer.forward), cast_bytes(before, before.forward) + (2 + copy) * kOperands);
+    EXPECT_DOUBLE_EQ(cast_bytes(layer, layer.backward), cast_bytes(before, before.backward) + (2 + copy) * kContext);
+    EXPECT_NEAR(saved_bytes(before) - saved_bytes(layer), (2 - copy) * kOperands, 8);
+    int attentions = 0;
+    for (const Block* block : {&layer.forward, &layer.backward})
+      for (const Op& op : block->ops) {
+        if (!is_attention(op.kind)) continue;
+        ++attentions;
+        EXPECT_EQ(layer.tensors[op.reads[queries_operand(op.kind)]].dtype, operands);
+        EXPECT_EQ(layer.tensors[op.writes[0]].dtype, Dtype::bf16);
+        if (op.kind == OpKind::attention_backward) {
+          EXPECT_EQ(layer.tensors[op.reads[0]].dtype, operands);
+          EXPECT_EQ(layer.tensors[op.reads[1]].dtype, Dtype::bf16);
+        }
+      }
+    EXPECT_EQ(attentions, 2);
+  }
+}
+
+// Keys travel in fp8, which halves their bytes; their gradients travel in 16 bits.
+TEST(AttentionInFp8, MovesNarrowKeysAndWideGradients) {
+  for (const std::string type : {"ring", "usp", "all_gather", "fpdt"}) {
+    SCOPED_TRACE(type);
+    Scenario s = llama_in_fp8("dgx-h100", Recipe::delayed);
+    s.plan.context.degree = 4;
+    s.plan.context.type = context_parallel::type_named(type);
+    if (type == "usp") s.plan.usp.ulysses_degree = 2;
+    std::array<std::map<std::string, double>, 2> moved;
+    for (const bool narrow : {false, true}) {
+      s.plan.precision.fp8_attention = narrow;
+      const Program p = proven(s);
+      const Piece& layer = running_layer(p);
+      for (const Block* block : {&layer.forward, &layer.backward})
+        for (const Op& op : block->ops)
+          if (op.stream != Stream::compute && is_communication(op.kind))
+            moved[narrow ? 1 : 0][op.name] += static_cast<double>(layer.tensors[op.reads[0]].bytes());
+    }
+    int halved = 0;
+    for (const auto& [name, bytes] : moved[0]) {
+      const double now = moved[1][name];
+      EXPECT_TRUE(now == bytes || now == bytes / 2) << name << ": " << bytes << " and " << now;
+      const bool of_gradients = name.ends_with("key_gradients") || name.ends_with("query_gradient");
+      if (of_gradients) {
+        EXPECT_EQ(now, bytes) << name;
+      }
+      halved += now == bytes / 2;
+    }
+    EXPECT_GE(halved, 1);
+  }
+}
+
+TEST(AttentionInFp8, IsRefusedWhereNoKernelDoesIt) {
+  Scenario s = llama_in_fp8("dgx-h100", Recipe::delayed);
+  s.plan.precision.fp8_attention = true;
+  EXPECT_EQ(refusal(s), "");
+  s.plan.precision.mix = precision::Mix::bf16;
+  s.plan.precision.recipe = Recipe::automatic;
+  EXPECT_THAT(refusal(s), HasSubstr("/plan/fp8_dot_product_attention: found true, expected false: no layer has"));
+  s = llama_in_fp8("mi300x-8", Recipe::delayed);
+  s.plan.precision.fp8_attention = true;
+  EXPECT_THAT(refusal(s), HasSubstr("/plan/fp8_dot_product_attention: found true, expected false on devices"));
+  s = llama_in_fp8("dgx-h100", Recipe::delayed);
+  s.plan.precision.fp8_attention = true;
+  s.plan.framework.flash_attention = false;
+  EXPECT_THAT(refusal(s),
+              HasSubstr("/plan/flash_attention: found false, expected true with fp8_dot_product_attention"));
+  s.plan.framework.flash_attention = true;
+  s.plan.framework.attention_kernel = framework::AttentionKernel::flash_attention_3;
+  EXPECT_THAT(refusal(s), HasSubstr("/plan/attention_kernel: found \"flash_attention_3\", expected \"cudnn\""));
+  s.plan.framework.attention_kernel = framework::AttentionKernel::cudnn;
+  EXPECT_EQ(refusal(s), "");
+  s.cluster.device = find_device("RTX-5090");
+  EXPECT_THAT(refusal(s), HasSubstr("/plan/fp8_dot_product_attention: found true, expected false on devices"));
+  s.cluster.device = find_device("H100-SXM5-80GB");
+  s.model.sliding_window = 1024;
+  EXPECT_THAT(refusal(s), HasSubstr("whose attention has windows"));
+}
+
 TEST(GradientDtypes, AreTheStacksUnlessThePlanSaysSo) {
   using framework::Stack;
   using precision::GradientDtype;
