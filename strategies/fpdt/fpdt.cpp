@@ -110,11 +110,9 @@ constexpr FieldRule kExcludes[]{
     keep({"context_parallel_balance"}, "with context_parallel_type \"fpdt\", which divides sequences by chunks", kUsed),
     keep({"tensor_parallel_overlap"}, "with context_parallel_type \"fpdt\": both divide sequences into chunks", kUsed),
     keep({"sequence_parallel"},
-         "with context_parallel_type \"fpdt\" for latent attention, unless precision is \"fp8\": chunks would gather "
-         "keys that are not there yet",
+         "with context_parallel_type \"fpdt\" for latent attention: chunks would gather keys that are not there yet",
          [](const AskedOf& a) {
-           return kUsed(a) && a.plan.tensor.degree > 1 && a.model.attention == AttentionKind::latent &&
-                  a.layers.precision.mix != precision::Mix::fp8;
+           return kUsed(a) && a.plan.tensor.degree > 1 && a.model.attention == AttentionKind::latent;
          }),
     keep({"recompute"}, "or \"full\" with context_parallel_type \"fpdt\", which recomputes the MLP itself",
          [](const AskedOf& a) {

@@ -206,9 +206,11 @@ void check_pipeline(const Scenario& scenario, const Frozen& frozen, std::string_
   if (pipeline_parallel::options_limit(pipeline, model.total_layers())) return;
   const std::vector<std::int64_t> layers = pipeline_parallel::split_layers(model.total_layers(), pipeline);
   if (layers.size() == 1) return;
-  if (frozen.embedding && model.relative_buckets > 0)
-    refuse(scenario.plan, "pipeline_parallel",
-           "1 where tables of relative positions are frozen: stages pass on their gradients");
+  if (frozen.embedding && model.relative_buckets > 0) {
+    const std::string reason = " where tables of relative positions are frozen: stages pass on their gradients";
+    if (pipeline.degree == 1) refuse(scenario.plan, "pipeline_schedule", "one without model chunks" + reason);
+    refuse(scenario.plan, "pipeline_parallel", "1" + reason);
+  }
   std::vector<bool> trains(static_cast<std::size_t>(pipeline.degree));  // by stage
   std::int64_t begin = 0;
   for (std::size_t q = 0; q < layers.size(); begin += layers[q++]) {

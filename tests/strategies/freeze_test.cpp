@@ -226,6 +226,28 @@ TEST(Freeze, ReducesWhatIsTrainedAndGathersWhatIsRead) {
   }
 }
 
+// One stage of two chunks is no pipeline: its schedule makes the chunks.
+TEST(Freeze, OfRelativePositionsBlamesWhatDividesTheLayers) {
+  const auto refusal = [](int stages, pipeline_parallel::ScheduleKind schedule) -> std::string {
+    Scenario s = scenario_of("t5-11b", "dgx-h100", 1);
+    s.workload = {512, 0, 64};
+    s.plan.pipeline.degree = stages;
+    s.plan.pipeline.schedule = schedule;
+    s.plan.freeze.embedding = true;
+    try {
+      Program p;
+      lower(s, p);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  using pipeline_parallel::ScheduleKind;
+  EXPECT_THAT(refusal(1, ScheduleKind::zb_v),
+              HasSubstr("/plan/pipeline_schedule: found \"zb-v\", expected one without"));
+  EXPECT_THAT(refusal(2, ScheduleKind::one_f_one_b), HasSubstr("/plan/pipeline_parallel: found 2, expected 1"));
+}
+
 // Frozen weights are divided as others are, whatever else is divided.
 TEST(Freeze, DividesFrozenWeightsAsOthers) {
   Scenario s = zero3_of_deepspeed(2);
