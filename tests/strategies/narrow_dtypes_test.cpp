@@ -744,9 +744,13 @@ TEST(AttentionInFp8, MovesNarrowKeysAndWideGradients) {
       const Program p = proven(s);
       const Piece& layer = running_layer(p);
       for (const Block* block : {&layer.forward, &layer.backward})
-        for (const Op& op : block->ops)
+        for (const Op& op : block->ops) {
           if (op.stream != Stream::compute && is_communication(op.kind))
             moved[narrow ? 1 : 0][op.name] += static_cast<double>(layer.tensors[op.reads[0]].bytes());
+          if (op.kind != OpKind::attention_backward) continue;
+          for (const int gradient : {0, 1})
+            EXPECT_EQ(layer.tensors[op.writes[static_cast<std::size_t>(gradient)]].dtype, Dtype::bf16);
+        }
     }
     int halved = 0;
     for (const auto& [name, bytes] : moved[0]) {
