@@ -81,8 +81,8 @@ std::string_view stack_known_as(std::string_view name);
 
 // Returns which kernels compute layers of this plan.
 KernelChoices kernel_choices(const Scenario& scenario, const Plan& plan);
-// Returns the generation of the fused attention kernels on the device, as calibration files name it; empty: the device's
-// default.
+// Returns the generation of fused attention kernels that the plan runs on the device, as calibration files name it;
+// empty: the device's default.
 std::string_view attention_kernel(const Plan& plan, const Device& device);
 // Returns the dtype in which gradients are accumulated and reduced: the plan's, or the stack's if that is automatic.
 Dtype gradient_dtype(const Plan& plan);
