@@ -100,8 +100,8 @@ TEST(FittedOrder, AFasterDeviceLinkOrMemoryIsNeverSlower) {
         change(fast.cluster);
         return simulator.evaluate(fast, {}).report.step_seconds;
       };
-      // An exchange that starts or ends sooner meets others that it then slows. The engine of events says the same, digit
-      // by digit: ZeRO-3 over four racks, bound by its gathers, takes 3.7 % longer with faster matrix units.
+      // An exchange that starts or ends sooner meets others that it then slows. The engine of events agrees to every
+      // digit: ZeRO-3 over four racks, bound by its gathers, takes 3.7 % longer with faster matrix units.
       const bool gathers = slow.plan.data.zero_stage == 3 && slow.cluster.nodes > 1;
       constexpr double kFaster = 1.25;
       const double kRounding = gathers ? 1.04 : 1.006;
