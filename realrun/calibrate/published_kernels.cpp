@@ -194,7 +194,7 @@ class PublishedKernels {
                              p["shape"][5], p["causal"],   0};
       const double d = real(s.head_dim), dv = real(s.value_head_dim), rows = real(s.batch * s.queries);
       const double pairs = rows * real(s.heads) * real(s.keys) * (s.causal ? 0.5 : 1);
-      const double width = bits_of(dtype) < bits_of(Dtype::bf16) ? 1 : 2;  // of q, k and v; the output has 16 bits
+      const double width = dtype == Dtype::bf16 ? 2 : 1;  // of q, k and v; the output has 16 bits
       const double moved = rows * (width * (real(s.heads) * d + real(s.kv_heads) * (d + dv)) + 2 * real(s.heads) * dv);
       const bool forward = p["phase"] != "backward", backward = p["phase"] != "forward";
       point.predicted = [=](const KernelModel& model, auto&&...) {

@@ -244,6 +244,7 @@ class ChunkedAttention {
 
   void step(Queries& q, TensorId keys, bool own_keys, TensorId& key_gradient) {
     const TensorId part = clone_tensor(piece_, q.queries), key_part = clone_tensor(piece_, keys);
+    // Attention may read narrow queries and keys; their gradients have the activations' dtype.
     for (const TensorId id : {part, key_part}) piece_.tensors[id].dtype = piece_.tensors[whole_.writes[0]].dtype;
     Op op = whole_;
     op.reads = {q.context_gradient, q.context, q.log_sum_exp, q.queries, keys, kNoTensor};

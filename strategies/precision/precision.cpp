@@ -58,7 +58,7 @@ Quantised quantised(const Plan& plan, const Plan& of_layer, const Device& device
   const bool nvfp4 = products == Dtype::nvfp4;
   if (!nvfp4 && recipe == Recipe::blockwise) q.tensors = Dtype::fp8_blocks;
   if (!nvfp4 && recipe == Recipe::mxfp8) q.tensors = Dtype::mxfp8;
-  if (of_layer.precision.fp8_attention) q.attention = !nvfp4 && recipe == Recipe::mxfp8 ? Dtype::mxfp8 : Dtype::fp8;
+  if (of_layer.precision.fp8_attention) q.attention = q.tensors == Dtype::mxfp8 ? Dtype::mxfp8 : Dtype::fp8;
   q.two_copies = block_of(q.tensors) > 0 || reads_one_order(device);
   q.looks_first = nvfp4 || recipe == Recipe::tensorwise;
   return q;
@@ -107,7 +107,8 @@ class Quantiser {
   }
 
  private:
-  // The direction in which elements lie side by side and share scales.
+  // What reads a copy: products, in whose copies elements that share scales lie side by side in rows or in columns, or
+  // attention.
   enum Copy : std::uint8_t { by_rows, by_columns, of_attention };
 
   // Returns true if copies of a weight are made for each block and freed with it. Frozen weights that are kept
@@ -199,8 +200,7 @@ class Quantiser {
       Op op;
       op.phase = cause.phase == Phase::weight_gradient ? Phase::input_gradient : cause.phase;
       op.name = copy == by_columns ? "quantise_columns" : "quantise";
-      if (how_.looks_first && !(how_.fuses_the_search && is_written_by_compiled(id))) op.passes = 2;
-      cast(id, piece_.tensors[id], copy, op);
+      cast_activation(id, copy, op);
     }
     return quantised_[wanted][id];
   }
@@ -218,8 +218,7 @@ class Quantiser {
         Op op;
         op.phase = attention.phase;
         op.name = "quantise_attention";
-        if (how_.looks_first && !(how_.fuses_the_search && is_written_by_compiled(id))) op.passes = 2;
-        cast(id, piece_.tensors[id], of_attention, op);
+        cast_activation(id, of_attention, op);
       }
       id = quantised_[of_attention][id];
     }
@@ -231,6 +230,11 @@ class Quantiser {
     const auto writer =
         std::find_if(out_.rbegin(), out_.rend(), [&](const Op& op) { return std::ranges::count(op.writes, id) > 0; });
     return writer != out_.rend() && traits_of(writer->kind).op_class == OpClass::memory_bound;
+  }
+
+  void cast_activation(TensorId id, Copy copy, Op op) {
+    if (how_.looks_first && !(how_.fuses_the_search && is_written_by_compiled(id))) op.passes = 2;
+    cast(id, piece_.tensors[id], copy, op);
   }
 
   void cast(TensorId id, Tensor t, Copy copy, Op op) {

@@ -19,6 +19,7 @@
 #include "sim/program/redistribute.h"
 #include "sim/program/work.h"
 #include "tests/strategies/divided_sequences.h"
+#include "tests/strategies/support.h"
 
 namespace orrery {
 namespace {
@@ -794,16 +795,10 @@ TEST(Zeppelin, UnequalTokensOutsideAttentionAreNotRun) {
 }
 
 TEST(Zeppelin, RefusesWhatItCannotLay) {
-  const auto refusal = [](auto&& change) -> std::string {
+  const auto refusal = [](auto&& change) {
     Scenario s = batch();
     change(s);
-    try {
-      Program p;
-      lower(s, p);
-    } catch (const InputError& error) {
-      return error.what();
-    }
-    return "";
+    return refusal_of(s);
   };
   EXPECT_THAT(refusal([](Scenario& s) { s.workload.documents.clear(); }), HasSubstr("places each on its own ranks"));
   EXPECT_THAT(refusal([](Scenario& s) { s.workload.global_batch_size = 2; }), HasSubstr("is one sequence"));
