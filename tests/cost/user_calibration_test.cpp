@@ -209,7 +209,9 @@ TEST(RankShare, FallsToTheBusyShareAndThenRanksTakeTurns) {
 }
 
 TEST(TakeShare, MakesEverythingSlowerByTheSameFactor) {
-  const UserCalibration user = read_user_calibration(mine(), {});
+  UserCalibration user = read_user_calibration(mine(), {});
+  AttentionCurve& narrow = user.kernels->narrow_attention.emplace_back();
+  narrow.dtype = Dtype::fp8, narrow.fixed_seconds = 1e-3;
   Device device = *user.device;
   Calibration calibration = *user.kernels;
   take_share(0.25, device, calibration);
@@ -219,6 +221,11 @@ TEST(TakeShare, MakesEverythingSlowerByTheSameFactor) {
     const Op op = op_of(kind, 2);
     EXPECT_NEAR(quarter.cost(op, tensors).seconds, 4 * whole.cost(op, tensors).seconds, 1e-15) << name_of(kind);
   }
+  const AttentionShape attention{1, 2, 2, 64, 64, 16, 16, false, 0};
+  for (const Dtype dtype : {Dtype::fp32, Dtype::fp8})
+    EXPECT_NEAR(quarter.attention_seconds(attention, dtype, false, 1e6, 0) /
+                    whole.attention_seconds(attention, dtype, false, 1e6, 0),
+                4, 1e-9);
   for (const GemmShape shape : {GemmShape{1, 8, 8, 8}, GemmShape{1, 512, 512, 512}})
     EXPECT_NEAR(quarter.matmul_seconds(shape, Dtype::fp32, 1e5) / whole.matmul_seconds(shape, Dtype::fp32, 1e5), 4,
                 1e-9);

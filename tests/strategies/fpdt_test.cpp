@@ -346,6 +346,13 @@ TEST(Fpdt, PlansThatCannotBeCutAreRefusedInOneSentence) {
          s.model.attention = AttentionKind::latent;
          s.plan.tensor = {.degree = 2, .sequence_parallel = true};
        }},
+      {"/plan/sequence_parallel", "found true, expected false with context_parallel_type \"fpdt\" for latent attention",
+       [](Scenario& s) {
+         s.model.attention = AttentionKind::latent;
+         s.cluster = read_cluster({{"node", "dgx-h100"}, {"nodes", 4}}, {});
+         s.plan.precision.mix = precision::Mix::fp8;
+         s.plan.tensor = {.degree = 2, .sequence_parallel = true};
+       }},
       {"/plan/recompute", "found \"selective_op\", expected \"none\" or \"full\"",
        [](Scenario& s) { s.plan.recompute.mode = activation_recompute::Mode::selective_op; }},
       {"/plan/recompute_every", "found 32, expected at most 16 with 16 chunks of the sequence",
