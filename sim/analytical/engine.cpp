@@ -748,8 +748,8 @@ void AnalyticalEngine::Rep::finish_stages() {
     ends[s].reduced = ends[s].drained + c.gradients.seconds;
     const StageClock& clock_of = pipeline.stages[s];
     const double idle = clock_of.finish - clock_of.busy_seconds - clock_of.transfer_seconds;
-    constexpr double kRounding = 1e-13;  // relative; the rounding error of a stage that is always busy
-    ends[s].bubble = idle > kRounding * clock_of.finish ? idle : 0;
+    constexpr double kIdleRounding = 1e-13;  // relative; the rounding error of a stage that is always busy
+    ends[s].bubble = idle > kIdleRounding * clock_of.finish ? idle : 0;
   }
   sum_over_stages();
   bool synchronises = false;

@@ -207,7 +207,6 @@ void PieceCheck::take_sum(const Op& op, TensorId from, TensorId to, Rule rule) {
 
 void PieceCheck::exchange(const Op& op, TensorId from, TensorId to) {
   std::vector<const Tensor*> parts;
-  MeshGroup owes;
   for (const TensorId id : op.reads) {
     if (id == kNoTensor) continue;
     parts.push_back(&tensor(id));

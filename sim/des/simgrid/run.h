@@ -125,7 +125,7 @@ struct ExactPhase {
   Self caller;
 };
 
-struct SimulatedClass : Self {
+struct SimulatedClass final : Self {
   std::uint32_t id = 0;
   std::int32_t job = 0;
   std::size_t stage = 0;
