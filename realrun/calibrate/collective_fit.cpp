@@ -80,6 +80,9 @@ class ParameterFields {
       numbers.emplace_back(fmt::format("{}.{}", name, kProtocols[p]), &values[p]);
     }
   }
+  void protocols_or(const char* name, ByProtocol& values, const ByProtocol&, NumberRange range) {
+    protocols(name, values, range, false);
+  }
 };
 
 // `names`: of numbers, or of those of all protocols.

@@ -41,6 +41,12 @@ class Parameters {
     p.number("ll", values[2], range);
     p.finish();
   }
+  void protocols_or(const char* name, ByProtocol& values, const ByProtocol& usual, NumberRange range) {
+    if (reader_.has(name))
+      protocols(name, values, range, false);
+    else
+      values = usual;
+  }
   void rates(const char* name, std::array<double, 3>& values) {
     const Json* json = reader_.take(name);
     if (json == nullptr || !json->is_array() || json->size() != values.size())

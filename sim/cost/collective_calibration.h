@@ -40,18 +40,21 @@ CollectiveClasses read_collective_classes(const nlohmann::json& json, const Inpu
 // The bundled classes, read once.
 const CollectiveClasses& bundled_collective_classes();
 
-// The calibration of a cluster. Node class: the first class that lists the device's architecture and the node's fabric;
-// else the first without architectures for that fabric; else the first for that fabric. Network class: the first with a
-// word in the fabric's name; else the first. `note` names each choice that was not the first of these. Never fails.
+// The calibration of a cluster. The node class is the first that lists the device's architecture and the node's fabric,
+// and whose least_devices the node has. The device's own calibration file is searched first, then the bundled classes.
+// Without such a class it is the first bundled one that has no architectures and lists the fabric, then the first
+// bundled one. The network class is the first with a word in the fabric's name, else the first. `note` names a node
+// class without measurements, and a class that matches nothing (a network class only for several nodes). Never fails.
 CollectiveCalibration find_collective_calibration(const Cluster& cluster);
-// The same with a user's classes, in the format of the bundled file, tried before the bundled ones.
+// The same. The user's classes, in the format of the bundled file, are tried first, those without architectures too.
 CollectiveCalibration find_collective_calibration(const Cluster& cluster, const CollectiveClasses& user);
 
 // The parameters of the classes of collectives, by the names that their file gives them: one table for reading, writing
 // and fitting.
 //
-// `fields` has number(name, value, range), integer(name, value, least), boolean(name, value), rates(name, values) and
-// protocols(name, values, range, with_ll128).
+// `fields` has number(name, value, range), integer(name, value, least), boolean(name, value), rates(name, values),
+// protocols(name, values, range, with_ll128), and protocols_or(name, values, usual, range): without LL128; a file that
+// lacks them has the usual ones.
 inline constexpr NumberRange kPositiveShare{.least = 0, .most = 1, .exclude_least = true};
 
 template <class Fields>
@@ -91,6 +94,7 @@ void visit_parameters(InterCalibration& c, Fields& fields) {
   fields.boolean("ll128", c.ll128);
   fields.number("ll_share", c.ll_share, kPositiveShare);
   fields.protocols("base_seconds", c.base_seconds, kAny, true);
+  fields.protocols_or("send_base_seconds", c.send_base_seconds, c.base_seconds, kAny);
   fields.protocols("ring_step_seconds", c.ring_step_seconds, kAny, true);
   fields.protocols("tree_step_seconds", c.tree_step_seconds, kAny, true);
   fields.protocols("send_step_seconds", c.send_step_seconds, kAny, false);

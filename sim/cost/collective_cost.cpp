@@ -331,6 +331,9 @@ struct CollectiveModel::Formulas {
            (p == Protocol::simple ? filled(c.tree_fill_seconds, c.tree_fill_bytes) : 0);
   }
   double stack(Protocol p) const { return m.inter_.base_seconds[index_of(p)] + m.intra_.network_base_seconds; }
+  double send_stack(Protocol p) const {
+    return m.inter_.send_base_seconds[index_of(p)] + m.intra_.network_base_seconds;
+  }
   // The share of a Simple rate that a protocol reaches; LL also has an absolute limit.
   double intra_share(double share, Protocol p) const {
     return p == Protocol::ll ? std::min(share, g.ll_rate / (g.r > 1 ? g.ring_rate : g.nic_rate)) : share;
@@ -576,7 +579,7 @@ struct CollectiveModel::Formulas {
     x.intra_seconds = all_to_all_intra_seconds(by_node ? bytes * nodes : bytes) / c.protocol_share[i];
     if (across) {
       const double messages = by_node ? nodes - 1 : n - r;
-      x.latency_seconds += stack(p) + messages * m.inter_.send_step_seconds[i] + wire_of(p);
+      x.latency_seconds += send_stack(p) + messages * m.inter_.send_step_seconds[i] + wire_of(p);
       if (by_node) x.latency_seconds += c.all_to_all_base_seconds[i];
       x.inter_bytes = r * (n - r) / n * bytes;
       const double share = inter_share(c.protocol_share[i], p);
@@ -600,7 +603,7 @@ struct CollectiveModel::Formulas {
       x.intra_bytes = bytes * (n - (across ? nodes : 0)) / n;
     }
     if (across) {
-      x.latency_seconds += stack(p) + ring_step(p);
+      x.latency_seconds += send_stack(p) + ring_step(p);
       const double crossing = kind == OpKind::ring_shift ? g.crossing.shift : g.crossing.send;
       x.fabric_seconds =
           bytes * crossing / (g.one_rank_nic_rate * m.inter_.ring_share * inter_share(c.protocol_share[i], p));

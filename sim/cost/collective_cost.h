@@ -59,7 +59,8 @@ struct InterCalibration {
   double ring_share = 0, tree_share = 0, all_to_all_share = 0;  // shares of the NICs' rate
   bool ll128 = false;                                           // legal over this network
   double ll_share = 0;                                          // largest share of the NICs' rate that LL reaches
-  ByProtocol base_seconds{};                                    // once per collective
+  ByProtocol base_seconds{};                                    // once per collective of rings and trees
+  ByProtocol send_base_seconds{};                               // once per all-to-all or message; no LL128
   ByProtocol ring_step_seconds{}, tree_step_seconds{};          // per step between nodes
   ByProtocol send_step_seconds{};                               // per further node of an all-to-all; no LL128
   // Seconds that each step takes in addition once chunks have their full size, and the message size in bytes at which
@@ -82,7 +83,7 @@ struct ReductionCalibration {
 // An exchange of tokens with experts in which each token goes once to a node, and there once to a rank
 // (CollectiveAlgorithm::by_token).
 struct TokenExchangeCalibration {
-  double link_share = 0;  // share of the scale-up link's rate, counting all bytes received, its own included
+  double link_share = 0;  // share of the scale-up link's rate at which a rank receives all its rows, its own included
   double nic_share = 0;   // share of the NICs' rate
 };
 
@@ -116,10 +117,10 @@ struct CollectiveCost {
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::ring;
   CollectiveProtocol protocol = CollectiveProtocol::simple;
   bool in_switch = false;    // the scale-up switch reduces within the node (nvls, and collnet where it can)
-  bool inter_bound = false;  // the NICs, not the scale-up fabric, bound the bandwidth term
+  bool inter_bound = false;  // links between nodes, not the scale-up fabric, bound the bandwidth term
 
-  // The terms of `seconds`: latency_seconds + max(intra_seconds, inter_seconds), or + both if in_sequence.
-  // inter_seconds counts NICs and leaf switches only; `seconds` also counts narrower links beyond them.
+  // The terms of `seconds`, which is latency_seconds + moving_seconds(t). Here t is inter_seconds, or longer where
+  // links beyond the leaf switches are narrower: inter_seconds counts NICs and leaf switches only.
   double latency_seconds = 0;
   double intra_seconds = 0, inter_seconds = 0;
   bool in_sequence = false;
@@ -141,17 +142,19 @@ class CollectiveModel {
   // Copies what it needs of the cluster and the calibration.
   CollectiveModel(const Cluster& cluster, const CollectiveCalibration& calibration);
 
-  // Seconds of a collective and how it runs. `bytes` is nccl-tests' size: the full buffer. That is the gathered buffer
-  // for all_gather, the unreduced one for reduce_scatter, and for all_to_all what a rank sends to all ranks, itself
-  // included. For ring_shift and send it is the message. A group of one rank, or no bytes, costs nothing. An
-  // algorithm or protocol that is not legal for this op and group counts as automatic; the result says what ran. All
-  // groups of the communicator run at the same time. Pure; cost ~100 ns. halving_doubling over a number of nodes or
-  // ranks that is not a power of two counts rank by rank: ~10 ns x ranks x log2(ranks). Throws InputError if the
-  // cluster states no rate for a level that the group spans, or if `kind` does not communicate.
+  // Seconds of a collective and how it runs. `bytes` is nccl-tests' size, the full buffer of one rank. That is the
+  // gathered buffer for all_gather, the unreduced one for reduce_scatter, and for all_to_all what a rank sends to all
+  // ranks, itself included. For ring_shift and send it is the message. `span` describes one group; the other groups of
+  // its kind run the same collective at the same time. A group of one rank, or no bytes, costs nothing. An algorithm or
+  // protocol that is not legal for this op and group counts as automatic; the result says what ran. Pure; cost ~100 ns.
+  // halving_doubling over a number of nodes or ranks that is not a power of two counts rank by rank: ~10 ns x ranks x
+  // log2(ranks). Throws InputError if the cluster states no rate for a level that the group spans, or if `kind` does
+  // not communicate.
   CollectiveCost cost(OpKind kind, double bytes, const GroupSpan& span,
                       CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic,
                       CollectiveProtocol protocol = CollectiveProtocol::automatic) const;
-  // Cost of an all-to-all by_token. `bytes`: all rows that a rank's tokens become.
+  // Cost of an all-to-all by_token under balanced routing. `bytes`: of the rows that a rank sends, where a token counts
+  // once for each of its experts.
   CollectiveCost token_exchange(double bytes, const Router& router, const GroupSpan& span) const;
 
   // One message between two ranks `distance` apart in rank order, while `concurrent` such messages leave the node at
