@@ -8,10 +8,12 @@
 
 namespace orrery {
 
-// The sizes of one transformer layer: those of the model, or of one Swin stage.
+// The sizes of one transformer layer: those of the model, or of one Swin stage. For Swin, `batch` counts windows of all
+// images and `sequence` the positions of one window.
 struct LayerSizes {
-  std::int64_t batch, sequence, key_sequence;
-  std::int64_t hidden, groups, group_heads, head_dim, ffn;
+  std::int64_t batch, sequence;  // sequences of the micro-batch; positions of each
+  std::int64_t key_sequence;     // positions that cross attention attends to; for Swin's head: windows per image
+  std::int64_t hidden, groups, group_heads, head_dim, ffn;  // as the axes of these names (sim/program/tensor.h)
 };
 
 struct Builder {
@@ -52,8 +54,8 @@ struct Builder {
   bool casts_around() const { return !kernels.fused_kernels && kernels.activation != Dtype::fp32; }
   TensorId cast(const char* name, TensorId x, Dtype dtype);
 
-  // Appends y = x w (+ bias) and returns y. With fused kernels the bias is not added here: *bias_out receives it, for
-  // the op that reads y.
+  // Appends y = x w (+ bias) and returns y: x is [.., in..], w [in.., out..], y [.., out..]. With fused kernels a
+  // caller that gives bias_out receives the bias there, for the op that reads y, and it is not added here.
   TensorId linear(const char* name, TensorId x, std::initializer_list<Dim> in, std::initializer_list<Dim> out,
                   bool bias, TensorId* bias_out = nullptr);
 

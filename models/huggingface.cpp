@@ -281,6 +281,7 @@ void deepseek_v3_experts(const Config& config, Model& m) { set_deepseek_experts(
 
 // Without the attention sinks, a number for each head.
 void gpt_oss_window(const Config& config, Model& m) {
+  m.clamped_activation = config.number_or("swiglu_limit", 7) > 0;  // GptOssConfig
   if (m.sliding_window > 0) m.full_attention_period = full_attention_period(config, 2);
 }
 
@@ -630,6 +631,20 @@ void refuse_zeros(const Config& config, const Model& m) {
     for (const char* key : {"num_decoder_layers", "d_kv"}) refuse(config, key);
 }
 
+// YaRN's factor on rotated queries and keys, as in transformers' modeling_rope_utils.py.
+double rotary_factor(const Config& config) {
+  const char* const key = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  const Json* said = config.find(key);
+  if (said == nullptr || !said->is_object()) return 1;
+  const Config scaling = config.object(key);
+  if (scaling.text_or("rope_type", scaling.text_or("type", "").c_str()) != "yarn") return 1;
+  if (scaling.has("attention_factor")) return scaling.number_or("attention_factor", 1);
+  const double factor = scaling.number_or("factor", 1);
+  const auto of = [&](double scale) { return factor <= 1 ? 1 : 0.1 * scale * std::log(factor) + 1; };
+  const double scale = scaling.number_or("mscale", 0), all = scaling.number_or("mscale_all_dim", 0);
+  return scale != 0 && all != 0 ? of(scale) / of(all) : of(1);
+}
+
 // Throws if the config says something that the model, read as one of `model_type`, does not have.
 void refuse_contradictions(const Config& config, std::string_view model_type, const Model& m) {
   const auto as_read = [&](const std::string& what) { return fmt::format("{} for the family {}", what, model_type); };
@@ -730,6 +745,7 @@ Model import_huggingface(const Json& json, const InputError::Where& where) {
   if (model.name.empty()) model.name = family.model_type;
   model.source = "Hugging Face config.json";
   read_as(family, config, model);
+  if (model.positions == Positions::rotary) model.scaled_rotary = rotary_factor(config) != 1;
   refuse_contradictions(config, family.model_type, model);
   if (!model.vision() && model.max_positions < 1)
     throw InputError(where, fmt::format("a longest sequence of {} positions", model.max_positions), "at least 1");

@@ -93,13 +93,13 @@ TensorId probabilities_of(Builder& b, TensorId scores, std::initializer_list<Dim
 }
 
 // The same as matrix products with a stored score matrix.
-TensorId attend_unfused(Builder& b, TensorId q, TensorId k, TensorId v, Dim keys, bool causal,
+TensorId attend_unfused(Builder& b, TensorId q, TensorId k, TensorId v, Dim keys, bool causal, std::int64_t value_dim,
                         TensorId position_bias = kNoTensor) {
-  const Dim groups = b.groups(), heads = b.heads(), dim = b.head_dim();
+  const Dim groups = b.groups(), heads = b.heads(), dim{value_dim, Axis::head_dim};
   const std::initializer_list<Dim> matrix{b.batch(), groups, heads, b.sequence(), keys};
   const TensorId scores = scores_of(b, q, k, matrix, keys, causal, position_bias);
   // T5 too: its authors scale the initial values of the queries instead, which gives the same functions.
-  const double scale = 1 / std::sqrt(static_cast<double>(dim.size));
+  const double scale = 1 / std::sqrt(static_cast<double>(b.head_dim().size));
   const TensorId probabilities = probabilities_of(b, scores, matrix, causal, scale);
   const TensorId rows = b.activation("attention_context", {b.batch(), groups, heads, b.sequence(), dim});
   b.emit(OpKind::batched_matmul, "attention_context", {probabilities, v}, {rows}).causal = causal;
@@ -107,8 +107,29 @@ TensorId attend_unfused(Builder& b, TensorId q, TensorId k, TensorId v, Dim keys
   return b.view("attention_context", rows, 0, {b.batch(), b.sequence(), groups, heads, dim});
 }
 
+// Stands for kernels that read and write all of x beside its fused one, here and in the backward: `count` copies move
+// as many bytes as they do together. Real runs copy, and neither clamp nor scale.
+TensorId copied(Builder& b, const char* name, TensorId x, int count) {
+  for (int i = 0; i < count; ++i) x = b.cast(name, x, b.piece.tensors[x].dtype);
+  return x;
+}
+// Megatron-LM's rope_utils.py: products with cosines and sines, halves turned and joined, a sum, and the rest of each
+// head joined: 52 bytes an element of 16 bits in both passes, of which the fused kernel moves 8.
+constexpr int kScaledRotaryCopies = 5;
+// fused_bias_geglu.py (weighted_bias_quick_geglu_impl): two clamps of a half each, and one concatenation: 46 bytes an
+// element.
+constexpr int kClampCopies = 3;
+// experts.py (_apply_bias): the bias times a row's weight, its sum with the row, and one concatenation: 12 bytes an
+// element in the forward, and as many in the backward beside the bias's own gradient.
+constexpr int kExpertBiasCopies = 3;
+
 // Rotates the elements of each head from `begin` on.
 TensorId rotate(Builder& b, TensorId x, std::int64_t begin = 0) {
+  if (b.model.scaled_rotary && !b.kernels.fused_scaled_rotary) {
+    const Tensor& t = b.piece.tensors[x];
+    const std::int64_t elements = t.sizes[t.rank - 1];
+    x = copied(b, "rotary", x, static_cast<int>((kScaledRotaryCopies * (elements - begin) + elements - 1) / elements));
+  }
   if (b.casts_around()) x = b.cast("rotary", x, Dtype::fp32);
   Tensor t = b.piece.tensors[x];
   t.name = "rotary";
@@ -151,8 +172,17 @@ TensorId latent_attention(Builder& b, TensorId x, bool causal, TensorId* bias) {
   const TensorId kv = b.linear("kv", content, {rank}, {groups, one, kv_dim}, false);
   const TensorId key = b.view("rotary_key", latent, b.model.kv_lora_rank,
                               {b.batch(), b.sequence(), {b.model.rope_head_dim, Axis::none}});
-  const TensorId context = attend(b, rotate(b, q, b.model.nope_head_dim), put_in(b, key, kv, b.model.nope_head_dim),
-                                  causal, b.model.value_head_dim);
+  const TensorId queries = rotate(b, q, b.model.nope_head_dim), keys_values = put_in(b, key, kv, b.model.nope_head_dim);
+  TensorId context;
+  if (b.kernels.flash_attention) {
+    context = attend(b, queries, keys_values, causal, b.model.value_head_dim);
+  } else {
+    const Dim keys{b.sizes.sequence, Axis::key_sequence}, value_dim{b.model.value_head_dim, Axis::head_dim};
+    const TensorId rows = b.view("query", queries, 0, {b.batch(), groups, one, b.sequence(), query_dim});
+    const TensorId k = b.view("key", keys_values, 0, {b.batch(), groups, one, keys, query_dim});
+    const TensorId v = b.view("value", keys_values, query_dim.size, {b.batch(), groups, one, keys, value_dim});
+    context = attend_unfused(b, rows, k, v, keys, causal, value_dim.size);
+  }
   return b.linear("attention_output", context, {groups, one, {b.model.value_head_dim, Axis::head_dim}}, {b.hidden()},
                   false, bias);
 }
@@ -186,7 +216,7 @@ TensorId self_attention(Builder& b, TensorId x, bool causal, TensorId* bias) {
     const TensorId q = b.view("query", qkv, 0, {b.batch(), groups, heads, b.sequence(), dim});
     const TensorId k = b.view("key", qkv, b.sizes.group_heads, {b.batch(), groups, one, keys, dim});
     const TensorId v = b.view("value", qkv, b.sizes.group_heads + 1, {b.batch(), groups, one, keys, dim});
-    context = attend_unfused(b, q, k, v, keys, causal, bias_of_positions);
+    context = attend_unfused(b, q, k, v, keys, causal, b.sizes.head_dim, bias_of_positions);
   }
   return b.linear("attention_output", context, {groups, heads, dim}, {b.hidden()}, b.model.output_bias, bias);
 }
@@ -204,7 +234,7 @@ TensorId cross_attention(Builder& b, TensorId x, TensorId memory, TensorId* bias
     const TensorId rows = b.view("cross_query", q, 0, {b.batch(), groups, heads, b.sequence(), dim});
     const TensorId k = b.view("cross_key", kv, 0, {b.batch(), groups, one, keys, dim});
     const TensorId v = b.view("cross_value", kv, 1, {b.batch(), groups, one, keys, dim});
-    context = attend_unfused(b, rows, k, v, keys, false);
+    context = attend_unfused(b, rows, k, v, keys, false, b.sizes.head_dim);
   }
   return b.linear("cross_output", context, {groups, heads, dim}, {b.hidden()}, b.model.linear_bias, bias);
 }
@@ -318,9 +348,13 @@ TensorId expert_mlp(Builder& b, TensorId rows, TensorId weights) {
   const TensorId inner = b.model.gated()
                              ? b.expert_linear("expert_fc1", rows, {b.hidden()}, {gate, ffn}, b.model.expert_bias)
                              : b.expert_linear("expert_fc1", rows, {b.hidden()}, {ffn}, b.model.expert_bias);
+  const bool clamps = b.model.clamped_activation && !b.kernels.fused_clamps;
+  const TensorId clamped = clamps ? copied(b, "expert_clamp", inner, kClampCopies) : inner;
   const TensorId activated =
-      activate(b, "expert_activation", "expert_gate", inner, {experts, slots, ffn}, kNoTensor, weights);
-  return b.expert_linear("expert_fc2", activated, {ffn}, {b.hidden()}, b.model.expert_bias);
+      activate(b, "expert_activation", "expert_gate", clamped, {experts, slots, ffn}, kNoTensor, weights);
+  const TensorId outputs = b.expert_linear("expert_fc2", activated, {ffn}, {b.hidden()}, b.model.expert_bias);
+  const bool adds = b.model.expert_bias && !b.kernels.fused_expert_biases;
+  return adds ? copied(b, "expert_bias", outputs, kExpertBiasCopies) : outputs;
 }
 
 // Shazeer et al. 2017, arXiv 1701.06538; shared experts: DeepSeekMoE, arXiv 2401.06066.

@@ -11,7 +11,7 @@
 
 namespace orrery {
 
-// Kernels of the loss (framework::CrossEntropy).
+// Kernels of the loss: the values of framework::CrossEntropy (strategies/framework/options.h).
 enum class LossKernels : std::uint8_t { unfused, fp32, fused };
 
 // Positions per sequence: the workload's, the model's maximum, or an image's patches. A decoder may have its own.
@@ -26,6 +26,9 @@ struct KernelChoices {
   // Experts' outputs are weighted where the activation function is applied, not where tokens are combined. The experts'
   // outputs then need not be kept for the backward.
   bool weighs_activations = false;
+  // False: the stack has no fused kernel for this, and several kernels compute it: rotations that also scale (YaRN),
+  // the clamp of the experts' activation function, the bias of the experts' second product.
+  bool fused_scaled_rotary = true, fused_clamps = true, fused_expert_biases = true;
   Dtype activation = Dtype::bf16;
   Dtype parameter = Dtype::bf16;
   Dtype gradient = Dtype::fp32;
@@ -40,13 +43,14 @@ struct ModelPieces {
   std::vector<PieceRun> runs;            // in model order; `piece` indexes *pieces
 };
 
-// Fills out.pieces with the pieces of `model` for micro-batches of `micro_batch` sequences, as many and in the same
-// order whatever the kernels are. Cost: independent of layers.
+// Fills *out.pieces and out.runs for micro-batches of `micro_batch` sequences. The number and the order of the pieces
+// do not depend on `kernels`. Builds each kind of layer once: its time hardly depends on the number of layers.
 void build_pieces(const Model& model, const Workload& workload, std::int64_t micro_batch, const KernelChoices& kernels,
                   ModelPieces& out);
 
-// FLOPs of matrix products, both of the model and as executed by kernels. Attention is counted separately: with the
-// causal mask halved, in full, and as executed.
+// FLOPs of matrix products. "executed": as kernels compute them, empty slots of experts included. Attention is counted
+// separately: `masked` counts the pairs that its mask and window leave (half of a causal square), `full` counts without
+// the causal mask.
 struct ProductFlops {
   double linear = 0, linear_executed = 0, attention_masked = 0, attention_full = 0, attention_executed = 0;
 
@@ -58,17 +62,18 @@ struct ProductFlops {
     attention_executed += times * other.attention_executed;
   }
 };
-// Returns the FLOPs of an op of a built piece. For an attention's backward the model's FLOPs exclude the repeated part
-// of the forward. `expert_rows`: rows that the tokens of a micro-batch take at a layer's experts; kernels also execute
-// the slots beyond them, but those are not work of the model. `packed`: the documents that attention stays within, with
-// and without the causal mask.
+// Returns the FLOPs of an op of a built piece. For a backward of attention they are 0: callers count twice its forward.
+// `expert_rows`: rows that the tokens of a micro-batch take at a layer's experts; kernels also execute the slots beyond
+// them, but those are not work of the model. `packed`: pairs of a query and a key in different documents do not count,
+// in attention_full either; null: sequences are not packed.
 ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors, double expert_rows = 0,
                            const PackedSequences* packed = nullptr);
 // Rows at a layer's experts: one for each token and expert that the token goes to.
 double expert_rows(const Model& model, const Workload& workload, std::int64_t micro_batch);
 
 // Returns FLOPs and tokens of a whole step, from a line of built (unsharded) pieces: the products of the forward, and
-// twice as many for the backward. Includes the padded vocabulary. Counts only experts that tokens go to.
+// twice as many for the backward. Includes the padded vocabulary. The model's FLOPs count only slots of experts that
+// hold a token; the executed FLOPs count all slots, unless mean_experts_per_token is set.
 ModelWork model_work(const Model& model, const Workload& workload, std::int64_t micro_batch,
                      std::span<const Piece> pieces, std::span<const PieceRun> line,
                      const PackedSequences* packed = nullptr);

@@ -46,7 +46,11 @@ void Model::visit_fields(FieldVisitor& v) {
           "activation function of the MLP; swiglu and geglu are gated (three matrices)");
   v.field("vocab", vocab, rows_range(0), "rows of the embedding table");
   v.field("max_positions", max_positions, rows_range(1), "longest sequence; learned positions: rows of their table");
+  v.field("clamped_activation", clamped_activation,
+          "both halves of a gated MLP are clamped before the activation function (gpt-oss: swiglu_limit)");
   v.field("positions", positions, kPositions, "how positions enter the model");
+  v.field("scaled_rotary", scaled_rotary,
+          "rotated queries and keys are also scaled (YaRN with an attention factor other than 1)");
   v.field("norm", norm, kNorms, "kind of every normalisation");
   v.field("tied_embeddings", tied_embeddings, "the output head is the embedding table");
   v.field("linear_bias", linear_bias, "biases of the MLP; of attention too unless the next two say otherwise");
@@ -225,6 +229,8 @@ void complete_text(const nlohmann::json& own, Model& m) {
   } else {
     refuse_set(own, {"relative_projection", "relative_buckets"}, "without relative positions");
   }
+  if (m.positions != Positions::rotary) refuse_set(own, {"scaled_rotary"}, "without rotary positions");
+  if (!m.gated()) refuse_set(own, {"clamped_activation"}, "without a gated activation function");
   if (m.sliding_window == 0) refuse_set(own, {"full_attention_period"}, "without a sliding_window");
   if (m.kind != ModelKind::encoder) refuse_set(own, {"token_types", "pooler"}, "except in an encoder");
   if (m.kind == ModelKind::encoder_decoder) {

@@ -35,9 +35,11 @@ struct Model {
   std::int64_t head_dim = 0;  // 0: hidden / heads
   std::int64_t ffn = 0;       // 0: 4 hidden
   ActivationFunction activation = ActivationFunction::gelu;
+  bool clamped_activation = false;  // both halves of a gated MLP are clamped before its activation function (gpt-oss)
   std::int64_t vocab = 0;
   std::int64_t max_positions = 0;  // longest sequence trained on; learned positions: rows of the table
   Positions positions = Positions::learned;
+  bool scaled_rotary = false;  // rotated queries and keys are also scaled (YaRN, arXiv 2309.00071, section 3.4)
   NormKind norm = NormKind::layernorm;
   bool tied_embeddings = true;
   bool linear_bias = true;            // biases of the MLP

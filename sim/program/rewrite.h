@@ -18,7 +18,7 @@ inline bool is_seam(const Piece& piece) {
   return piece.sides[kEncoderOutput].output != kNoTensor || piece.sides[kLastState].output != kNoTensor;
 }
 
-// Whether the piece takes the residual stream and hands it on as a layer: not an end of the model and not a seam.
+// Whether the piece takes the residual stream and hands it on: not an end of the model and not a seam. Joints do, too.
 inline bool is_layer(const Piece& piece) {
   return piece.input != kNoTensor && piece.output != kNoTensor && !is_seam(piece);
 }
@@ -67,7 +67,7 @@ class Storages {
   std::vector<std::uint8_t> in_;
 };
 
-// A copy of tensor `id` that owns its memory.
+// Adds a tensor with the shape, dtype and layout of `id`, not a view. It holds no data until an op writes it.
 inline TensorId clone_tensor(Piece& piece, TensorId id) {
   const TensorId clone = piece.add(piece.tensors[id]);
   Tensor& t = piece.tensors[clone];
@@ -76,7 +76,8 @@ inline TensorId clone_tensor(Piece& piece, TensorId id) {
   t.resident = t.shared = t.lent = false;
   return clone;
 }
-// A tensor laid out like another one that owns its memory, and lives from its definition to its last use.
+// Returns a tensor with the shape and layout of `like`, which is not a view and lives from its definition to its last
+// use.
 inline Tensor tensor_like(Tensor like, const char* name, Category category, Dtype dtype) {
   like.alias_of = kNoTensor;
   like.alias_begin = 0;
@@ -117,8 +118,8 @@ inline const ParameterGradient* parameter_of_gradient(const Piece& piece, Tensor
   return nullptr;
 }
 
-// Splits each parameter set by a key: parameters of a set that have the same key stay in one set. The new sets of an
-// old one follow each other in the order of their keys.
+// Splits each parameter set by a key: parameters of a set that have the same key stay in one set. Numbers the new sets
+// (ParameterGradient::set) by old set, then by key. Leaves out shared parameters. REQUIRES: Piece::sets is empty.
 template <class Key>
 void split_sets(Piece& piece, Key key) {
   const auto part_of = [&](const ParameterGradient& p) { return std::pair(p.set, key(p)); };
@@ -162,7 +163,8 @@ inline std::int64_t packed_elements(const Mesh& mesh, const Piece& piece, const 
   return all;
 }
 
-// Whether `id` holds the norm of all gradients or of some, or several such norms.
+// Whether a gradient_norm op writes `id`: the square of this rank's norm of some or all gradients, or several squares.
+// The sum over the ranks is another tensor.
 inline bool is_gradient_norm(const Piece& piece, TensorId id) {
   const TensorId root = storage_of(piece, id);
   for (const Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update})
@@ -271,7 +273,7 @@ inline TensorId add_number(Piece& piece, const char* name) {
 }
 
 // Adds ops that compute the square of the norm of `buffers`, one of each trained set in their order, and returns the
-// number. `sum`: the all-reduce over the ranks that hold other parts, without operands.
+// tensor with the square over all ranks. `sum`: the all-reduce over the ranks that hold other parts, without operands.
 inline TensorId add_norm(Piece& piece, std::span<const TensorId> buffers, const char* name, Op sum,
                          std::vector<Op>& ops) {
   const TensorId local = add_number(piece, name), all_ranks = add_number(piece, name);

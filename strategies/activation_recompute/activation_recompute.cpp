@@ -482,7 +482,19 @@ class ByModules {
   }
   void choose_expert_activations() {
     for (std::size_t i = 0; i < ops_.size(); ++i)
-      if (ops_[i].kind == OpKind::activation && is_of_slots(ops_[i].writes[0])) choose_discarded(i);
+      if (ops_[i].kind == OpKind::activation && is_of_slots(ops_[i].writes[0])) {
+        choose_discarded(i);
+        choose_clamps_before(i);
+      }
+  }
+  // Kernels that only change the values of the activation function's input belong to the function.
+  void choose_clamps_before(std::size_t i) {
+    for_each_writer(i, [&](std::size_t j) {
+      const Op& op = ops_[j];
+      if (op.kind != OpKind::cast || piece_.tensors[op.reads[0]].dtype != piece_.tensors[op.writes[0]].dtype) return;
+      chosen_[j] = of_norm_[j] = 1;
+      choose_clamps_before(j);
+    });
   }
 
   // The ops from the latents of latent attention to its queries, keys and values.

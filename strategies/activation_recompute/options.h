@@ -40,17 +40,17 @@ struct Options {
   void visit_fields(FieldVisitor& v) {
     v.field(
         "recompute", mode, kModeNames,
-        "what the backward recomputes: nothing, the attention core (selective), each layer from its input (full), all "
-        "but the results of attention (all_but_attention: LoongTrain's Selective Checkpoint++), or all but those, the "
-        "results of every second product and of reduce-scatters (selective_op: torchtitan); "
-        "flash_attention repeats the core inside its kernel, selective then adds nothing",
+        "what the backward recomputes: nothing (none), the attention core (selective; nothing where flash_attention "
+        "does so inside its kernel), each layer from its input (full), a layer without its attention results "
+        "(all_but_attention: LoongTrain's Selective Checkpoint++), or a layer without its attention results, "
+        "reduce-scatter results and every second product's result (selective_op: torchtitan)",
         Scope::layer);
     v.field("recompute_modules", modules, kModuleNames,
-            "selective: these parts of a layer (Megatron-Core's names); none: core_attn", Scope::layer);
+            "selective: the parts of a layer to recompute, by Megatron-Core's names; empty: core_attn", Scope::layer);
     v.field("recompute_every", every, IntegerRange{.least = 1, .most = 64},
             "full: keep the input of every n-th layer only (Megatron's uniform method)", Scope::layer);
     v.field("recompute_layers", layers, degree(-1),
-            "full: recompute only this many layers of each stage's chunk (Megatron's block method); -1: all");
+            "full: recompute only the first n layers of each stage's chunk (Megatron's block method); -1: all");
   }
 };
 

@@ -743,7 +743,7 @@ void check(const Scenario& scenario) {
            local_updates::workers(scenario) > 1 ? fmt::format("a divisor of the {} replicas of a worker", degree)
                                                 : fmt::format("a divisor of the data-parallel degree {}", degree));
   if ((options.fp8_param_gather || options.fp4_param_gather) &&
-      !framework::stack_of(scenario.plan).gathers_quantised_weights)
+      !framework::stack_of(scenario.plan).can_gather_quantised_weights)
     keep_defaults(scenario.plan, kParamGathers,
                   fmt::format("with framework \"{}\", which keeps quantised weights in addition to wider ones",
                               framework::stack_name(scenario.plan)));

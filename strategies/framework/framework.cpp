@@ -58,10 +58,13 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.keeps_gathered_inputs = j.at("gathered_inputs") == "kept";
     s.reduces_in_every_micro_batch = j.at("reduce_sharded_gradients") == "every_micro_batch";
     s.reduces_in_every_micro_batch_of_pipeline = j.at("reduce_sharded_gradients_in_pipeline") == "every_micro_batch";
-    s.gathers_quantised_weights = j.at("quantised_weights") == "gathered";
+    s.can_gather_quantised_weights = j.at("quantised_weights") == "gathered";
     s.runtime.launches_each_expert = j.at("expert_kernels") == "each";
     s.runtime.reads_row_counts = j.at("row_counts") == "host";
     s.weighs_activations = j.at("expert_weights") == "activation";
+    s.fused_scaled_rotary = j.at("scaled_rotary") == "fused";
+    s.fused_clamps = j.at("clamps") == "fused";
+    s.fused_expert_biases = j.at("expert_biases") == "fused";
     s.delays_fp8_scales = j.at("fp8_recipe") == "delayed";
     s.deals_uneven_chunks = j.at("uneven_chunks") == "dealt";
     for (const auto& [field, values] : j.at("searched").items()) {
@@ -101,6 +104,10 @@ KernelChoices kernel_choices(const Scenario& scenario, const Plan& layers) {
   k.loss = loss == CrossEntropy::automatic ? stack_of(plan).loss
                                            : static_cast<LossKernels>(static_cast<std::uint8_t>(loss) - 1);
   k.weighs_activations = stack_of(plan).weighs_activations;
+  k.fused_scaled_rotary = stack_of(plan).fused_scaled_rotary;
+  // Graphs hold experts only where these are one fused op of Transformer Engine.
+  k.fused_clamps = stack_of(plan).fused_clamps || plan.framework.graphs_hold_experts;
+  k.fused_expert_biases = stack_of(plan).fused_expert_biases || plan.framework.graphs_hold_experts;
   k.activation = k.parameter = plan.precision.storage();
   k.gradient = gradient_dtype(plan);
   // Megatron-LM's make-vocab-size-divisible-by; elsewhere the tensor-parallel ranks need equal parts.

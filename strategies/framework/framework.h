@@ -21,9 +21,12 @@ enum class GradientScaling : std::uint8_t {
   one_pass,  // one kernel does both
   fused,     // the optimizer's kernel does both
 };
-// Limits on gathered parameters (zero_stage 3), in elements of the whole parameters on one rank.
+// DeepSpeed's limits on gathered parameters (zero_stage 3). They count a rank's elements before data-parallel sharding
+// and after all other sharding.
 struct GatherLimits {
-  std::int64_t live = 0;      // nothing is gathered ahead beyond this; 0: no limit, and layers are gathered whole
+  // Nothing is gathered ahead beyond this. A layer with more than half of it is gathered matrix by matrix. 0: no limit,
+  // and layers are gathered whole.
+  std::int64_t live = 0;
   std::int64_t reuse = 0;     // a gathered set stays for its next use if fewer elements are used in between
   std::int64_t prefetch = 0;  // least number of elements per gather
 };
@@ -56,9 +59,11 @@ struct StackPreset {
   // Sharded gradients (zero_stage 2 and 3) are reduced in every micro-batch; otherwise once a step. The second one is
   // for plans with several pipeline stages.
   bool reduces_in_every_micro_batch = false, reduces_in_every_micro_batch_of_pipeline = false;
-  // Weights are kept quantised only, and gathered quantised after the update (zero_stage 1 and 2).
-  bool gathers_quantised_weights = false;
-  bool weighs_activations = false;  // KernelChoices::weighs_activations
+  // The stack can keep weights in quantised form only, and gather them so after the update: the plan's fp8_param_gather
+  // and fp4_param_gather, with zero_stage 1 and 2. Other stacks refuse these fields.
+  bool can_gather_quantised_weights = false;
+  // Those of KernelChoices.
+  bool weighs_activations = false, fused_scaled_rotary = true, fused_clamps = true, fused_expert_biases = true;
   bool delays_fp8_scales = false;   // unless the plan says (fp8_recipe): scales are of earlier steps' maxima
   // The stack itself distributes layers that do not divide evenly into the pipeline's chunks. Other stacks refuse such
   // layers unless the plan gives the layers of each chunk.
@@ -66,9 +71,10 @@ struct StackPreset {
   // For 16-bit parameters: the least zero_stage at which gradients have the parameters' dtype; kNoStage: never.
   static constexpr std::int64_t kNoStage = 4;
   std::int64_t fp16_gradients_from_zero = kNoStage, bf16_gradients_from_zero = kNoStage;
-  // Gradients are copied into flat buffers of a bucket's size to be reduced (DeepSpeed's ZeRO). The second, and
-  // sub_group_elements with zero_stage 3: Runtime::copies_gradients_for_update, update_copy_elements.
-  bool flat_reduction_buffers = false, copies_gradients_for_update = false;
+  // Gradients are copied into flat buffers of a bucket's size to be reduced (DeepSpeed's ZeRO).
+  bool flat_reduction_buffers = false;
+  // Runtime::copies_gradients_for_update, and with zero_stage 3 Runtime::update_copy_elements, take these values.
+  bool copies_gradients_for_update = false;
   double sub_group_elements = 0;
   SentOutputs sent_outputs = SentOutputs::freed;  // unless the plan says (pipeline_outputs)
   std::vector<SearchedValues> searched;           // fields not listed: any value
@@ -79,22 +85,26 @@ std::string_view stack_name(const Plan& plan);
 // Returns the stack that a well-known library or method uses ("torchtitan": fsdp); empty: not known.
 std::string_view stack_known_as(std::string_view name);
 
-// Returns which kernels compute layers of this plan.
-KernelChoices kernel_choices(const Scenario& scenario, const Plan& plan);
+// Returns the kernels of layers that follow `layers`, the plan of a range of layers. Only flash_attention is taken from
+// it; everything else is taken from scenario.plan.
+KernelChoices kernel_choices(const Scenario& scenario, const Plan& layers);
 // Returns the generation of fused attention kernels that the plan runs on the device, as calibration files name it;
 // empty: the device's default.
 std::string_view attention_kernel(const Plan& plan, const Device& device);
 // Returns the dtype in which gradients are accumulated and reduced: the plan's, or the stack's if that is automatic.
 Dtype gradient_dtype(const Plan& plan);
-// Returns the axes from neighbouring ranks outwards, as the plan's mesh_order says; "dp" stands for both axes of data
-// parallelism. Throws InputError if mesh_order is not a valid order.
+// Returns the axes from neighbouring ranks outwards, as the plan's mesh_order says. "dp" stands for dp_shard,
+// dp_replicate and worker, in this order. An ep that is not named, and then etp, are outermost. Throws InputError if
+// mesh_order is not a valid order.
 std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan);
-// Returns the data-parallel ranks of a node, by the order of the mesh; 0: not a whole number.
+// Returns how many ranks a node holds for each coordinate of the axes inside dp: its data-parallel ranks, if dp fills
+// the node. It may exceed the data-parallel degree. 0: the axes inside dp do not divide the node evenly.
 std::int64_t data_ranks_in_node(const Scenario& scenario);
 // Whether sharded gradients (zero_stage 2 and 3) are reduced in every micro-batch; otherwise once a step.
 bool reduces_shards_in_every_micro_batch(const Plan& plan);
-// Returns DeepSpeed's limits, or the plan's where it sets them.
+// Returns the stack's limits, or the plan's where it sets them.
 GatherLimits gather_limits(const Plan& plan);
+// Returns the bytes of the stack's gradient bucket, in gradient_dtype(); 0: one bucket per layer.
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks);
 
 }  // namespace orrery::framework

@@ -384,6 +384,30 @@ TEST(HuggingFace, RoutersAreTold) {
             parameters(with("deepseek-v3", R"({"num_nextn_predict_layers": 2})")));
 }
 
+// transformers, modeling_rope_utils.py: the factor is 0.1 ln(factor) + 1 unless the configuration says otherwise.
+TEST(HuggingFace, YarnScalesUnlessItsFactorIsOne) {
+  const auto scales = [](const char* name, Json scaling) {
+    Json config = sample(name);
+    config["rope_scaling"] = std::move(scaling);
+    return read_model(config, {}).scaled_rotary;
+  };
+  const Json yarn{{"rope_type", "yarn"}, {"factor", 4.0}};
+  const auto with = [&](Json more) {
+    more.update(yarn);
+    return more;
+  };
+  EXPECT_TRUE(scales("qwen3-8b", yarn));
+  EXPECT_TRUE(scales("qwen3-8b", {{"type", "yarn"}, {"factor", 4.0}}));
+  EXPECT_TRUE(scales("qwen3-8b", with({{"mscale", 1.0}})));
+  EXPECT_TRUE(scales("deepseek-v3", with({{"mscale", 0.7}, {"mscale_all_dim", 1.0}})));
+  EXPECT_FALSE(scales("deepseek-v3", with({{"mscale", 1.0}, {"mscale_all_dim", 1.0}})));
+  EXPECT_FALSE(scales("qwen3-8b", with({{"attention_factor", 1.0}})));
+  EXPECT_FALSE(scales("qwen3-8b", {{"rope_type", "yarn"}, {"factor", 1.0}}));
+  EXPECT_FALSE(scales("qwen3-8b", {{"rope_type", "llama3"}, {"factor", 8.0}}));
+  EXPECT_FALSE(scales("qwen3-8b", nullptr));
+  EXPECT_FALSE(scales("gpt2-124m", yarn));
+}
+
 TEST(HuggingFace, ChunksOfLlama4AreWindows) {
   const auto with = [](const char* patch) {
     Json config = sample("llama4-scout");
@@ -526,7 +550,8 @@ const BadConfig kBadConfigs[] = {
     {"vit-b-16", R"({"num_labels": null})", "/model/num_labels: found nothing, expected an integer"},
     {"vit-b-16", R"({"patch_size": 15})", "/model: found patch_size = 15, expected a divisor of image_size = 224"},
     {"swin-t", R"({"depths": 12})", "/model/depths: found 12, expected an array of integers"},
-    {"swin-t", R"({"num_heads": [3, 6]})", "/model: found stage_heads = an array of 2, expected as many values as the 4 stages"},
+    {"swin-t", R"({"num_heads": [3, 6]})",
+     "/model: found stage_heads = an array of 2, expected as many values as the 4 stages"},
     {"swin-t", R"({"window_size": 8})",
      "/model: found window = 8, expected a divisor of the feature map's side, 28 in stage 2"},
     {"swin-t", R"({"mlp_ratio": 2.5})", "/model/mlp_ratio: found 2.5, expected a whole number"},
@@ -545,8 +570,10 @@ const BadConfig kBadConfigs[] = {
     {"phi-2", R"({"architectures": ["Phi3ForCausalLM"]})", "a class of the model_type phi, not of phi3"},
     {"t5-small", R"({"architectures": ["T5EncoderModel"]})",
      "expected a class name with ForConditionalGeneration: other"},
-    {"bert-base", R"({"architectures": ["BertForSequenceClassification"]})", "expected a class name with ForMaskedLM or ForPre"},
-    {"vit-b-16", R"({"architectures": ["ViTForMaskedImageModeling"]})", "expected a class name with ForImageClassification"},
+    {"bert-base", R"({"architectures": ["BertForSequenceClassification"]})",
+     "expected a class name with ForMaskedLM or ForPre"},
+    {"vit-b-16", R"({"architectures": ["ViTForMaskedImageModeling"]})",
+     "expected a class name with ForImageClassification"},
     // Experts that a dense family would pass over, and experts that a mixture does not count.
     {"llama-3-8b", R"({"n_shared_experts": 2})", "/model/n_shared_experts: found 2, expected no experts in the family"},
     {"llama-3-8b", R"({"moe_intermediate_size": 1408})", "/model/moe_intermediate_size: found 1408, expected no exp"},

@@ -261,6 +261,30 @@ TEST(MultiTokenPrediction, IsAProjectionALayerAndASecondUseOfTheHead) {
               1e-9 * work.flops_per_step);
 }
 
+// What Megatron-Core's kernels for gpt-oss move beside fused ones, in bytes a token: of rotations 44 for an element of
+// queries and keys, of clamps 46 for one of an expert's inner width, of the second bias 24 for one of the hidden width
+// (its own gradient is another op).
+TEST(ExpertLayer, HasCopiesInPlaceOfKernelsThatAreNotFused) {
+  const Model model = read_model("gpt-oss-20b", {});
+  const Workload workload{4096, 0, 1};
+  const auto moved = [&](const KernelChoices& kernels) {
+    std::vector<Piece> pieces;
+    ModelPieces built{&pieces, {}};
+    build_pieces(model, workload, 1, kernels, built);
+    const auto layer =
+        std::ranges::find_if(pieces, [](const Piece& piece) { return std::string_view(piece.name) == "expert_layer"; });
+    double sum = 0;
+    for (const Block* block : {&layer->forward, &layer->backward, &layer->weight_gradient})
+      for (const Op& op : block->ops) sum += bytes(op, layer->tensors);
+    return sum / 4096;
+  };
+  const double fused = moved({});
+  const double heads = 64 + 8, rows = 4;
+  EXPECT_NEAR(moved({.fused_scaled_rotary = false}) - fused, 44 * heads * 64, 0.02 * 44 * heads * 64);
+  EXPECT_NEAR(moved({.fused_clamps = false}) - fused, 46 * rows * 2880, 0.05 * 46 * rows * 2880);
+  EXPECT_NEAR(moved({.fused_expert_biases = false}) - fused, 24 * rows * 2880, 1e-9 * fused);
+}
+
 // 6 FLOPs for each parameter of a matrix that a token meets (Narayanan et al. 2021, appendix), and attention's.
 TEST(ExpertLayer, CountsTheExpertsThatATokenGoesTo) {
   struct Case {

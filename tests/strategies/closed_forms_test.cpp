@@ -208,6 +208,24 @@ TEST(ActivationMemory, ModulesAreKeptByTheirInputs) {
   EXPECT_DOUBLE_EQ(saved_bytes(layer_of({0, 1, 2})), core - 20 * sbh - statistics_bytes(d, d.t));
 }
 
+// Kernels that clamp before the experts' activation function are repeated with it, and so is nothing else.
+TEST(ActivationMemory, ClampsAreRepeatedWithTheExpertsActivation) {
+  Scenario s = scenario_of("gpt-oss-20b", "dgx-h100", 1);
+  s.workload = {4096, 0, 8};
+  s.plan.recompute.mode = activation_recompute::Mode::selective;
+  s.plan.recompute.modules = {static_cast<std::int64_t>(activation_recompute::Module::expert_activations)};
+  Program p;
+  lower(s, p);
+  const auto layer =
+      std::ranges::find_if(p.pieces, [](const Piece& piece) { return std::string_view(piece.name) == "expert_layer"; });
+  ASSERT_NE(layer, p.pieces.end());
+  std::vector<std::string_view> repeated;
+  for (const Op& op : layer->backward.ops)
+    if (op.phase == Phase::recompute) repeated.emplace_back(op.name);
+  const std::vector<std::string_view> expected{"expert_clamp", "expert_clamp", "expert_clamp", "expert_activation"};
+  EXPECT_EQ(repeated, expected);
+}
+
 // torchtitan's selective checkpointing per op, of Llama's separate matrices: of q, k, v, o, w1, w3, w2 the odd ones are
 // kept, but the last, which no derivative reads; and the input, attention's context and its row statistics.
 TEST(ActivationMemory, CheckpointingPerOpKeepsEverySecondProduct) {

@@ -37,7 +37,7 @@ class [[nodiscard]] Routine {
       bool await_ready() noexcept { return false; }
       void await_suspend(std::coroutine_handle<promise_type> ended) noexcept {
         // The caller frees the frame of `ended`: nothing may be accessed after this.
-        if (const std::coroutine_handle<> caller = ended.promise().caller) caller.resume();
+        if (const std::coroutine_handle<> waits = ended.promise().caller) waits.resume();
       }
       void await_resume() noexcept {}
     };
@@ -63,8 +63,8 @@ class [[nodiscard]] Routine {
   std::coroutine_handle<promise_type> handle_;
 };
 
-// Starts when the process that called Clock::start waits, and frees itself at its end. An exception from it ends the
-// run.
+// A coroutine that the clock runs. Clock::start only queues it: it begins when the processes ahead of it wait. It frees
+// itself at its end. An exception from it ends the run.
 struct Process {
   struct promise_type {
     Process get_return_object() { return {std::coroutine_handle<promise_type>::from_promise(*this)}; }
@@ -129,7 +129,7 @@ struct Region final : Timed {
 
 class Clock {
  public:
-  // The time of the running process.
+  // The time of the running process, in seconds from the start of the run, as all times here.
   double now() const { return current_->now; }
   // Number of sleeps.
   std::int64_t sleeps() const { return sleeps_; }
@@ -186,8 +186,9 @@ class Clock {
   Sleep sleep_until(double time) { return {*this, time, false}; }
   Sleep sleep(double seconds) { return {*this, now() + seconds, false}; }
 
-  // Brackets for a wait for something outside the process's region. enter_outside() also waits until the common order
-  // of time has reached the region's time; wait_outside() is for processes that only wait to be woken.
+  // A process calls enter_outside() or wait_outside() before it waits for something outside its region, and
+  // leave_outside() afterwards. The result of enter_outside() must be awaited: it waits until the common order of time
+  // has reached the region's time. wait_outside() suffices for a process that waits to be woken.
   Sleep enter_outside() {
     wait_outside();
     return {*this, now(), current_ != &outside_};
