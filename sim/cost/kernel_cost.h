@@ -32,16 +32,17 @@ struct Residual {
 };
 
 // The output tile of one multiprocessor. Tiles run in waves; a last, partly filled wave takes as long as a full one. If
-// there are fewer tiles than half the multiprocessors, the inner dimension is split over the idle ones.
+// at most half of the multiprocessors have a tile, the inner dimension may be split over the others.
 struct MatmulTile {
   std::int64_t m = 128, n = 128;
 };
 
-// compute = min over tiles of
-//   ceil(tiles / multiprocessors) * t(k + half_k)                            or, when it fits twice,
+// compute = min over tile shapes (tm, tn), where tiles = batch * ceil(m / tm) * ceil(n / tn), of
+//   ceil(tiles / multiprocessors) * t(k + half_k)                            and, if 2 tiles <= multiprocessors,
 //   t(k / floor(multiprocessors / tiles) + half_k + split_k)
-// with t(k) = 2 tm tn k (1 + operand_cost (1/tm + 1/tn)) / (efficiency * peak / multiprocessors),
-// It slows down under the power limit, towards sustained_efficiency, as t grows past sustained_seconds.
+// with t(k) = 2 tm tn k (1 + operand_cost (1/tm + 1/tn)) / (efficiency * peak / multiprocessors) seconds.
+// The power limit multiplies it by 1 + (efficiency / sustained_efficiency - 1) * compute / (compute +
+// sustained_seconds).
 struct MatmulCurve {
   double efficiency = 1;            // share of the peak, for an endless inner loop over endless tiles
   double half_k = 0;                // prologue and epilogue of a tile, in steps of k
@@ -75,10 +76,11 @@ struct GroupedCurve {
 inline constexpr std::int64_t kAttentionRows = 128;
 
 // compute = flops per (query, key) pair * (pairs + masked_share * masked pairs + queries * half_sequence
-//                                          + last_wave * multiprocessors * 128 * keys)
+//                                          + last_wave * multiprocessors * min(128, queries of a head) * keys)
 //           / (peak * efficiency * head_dim / (head_dim + half_head_dim))
-// Within the documents of a sequence (document_pairs), the queries of whole tiles replace `queries`, and the pairs that
-// last tiles compute beyond the documents' ends are added.
+// Pairs and queries are summed over batch and heads; `keys` are one head's, at most the window. Within the documents of
+// a sequence (document_pairs), the queries of whole tiles replace `queries`, the longest document's keys replace
+// `keys`, and the pairs that last tiles compute beyond the documents' ends are added.
 struct AttentionCurve {
   std::string name;           // generation of the kernel: "flash_attention_2", "cudnn"
   Dtype dtype = Dtype::bf16;  // of queries, keys and values: fp8, mxfp8, or bf16 for all wider ones
@@ -87,7 +89,7 @@ struct AttentionCurve {
   double half_sequence = 0;                                // number of keys at which half of the efficiency is reached
   double half_head_dim = 0;                                // head_dim at which half of the efficiency is reached
   double backward_half_head_dim = -1;                      // the same for the backward; below 0: as the forward
-  // A forward of a smaller head_dim takes as long as one of this: its softmax does not shrink (Blackwell).
+  // Below this head_dim a forward's rate is also proportional to head_dim: its softmax does not shrink (Blackwell).
   double forward_least_head_dim = 0;
   double masked_share = 0;  // share of masked pairs that are computed nevertheless: 0 FlashAttention, 1 all
   double backward_masked_share = -1;  // the same for the backward; below 0: as the forward
@@ -137,8 +139,9 @@ struct Calibration {
   double kernel_fixed_seconds = 0;                // on the device, per memory-bound kernel
   std::string memory_source;
   Residual memory_residual;
-  std::vector<MemoryCurve> memory_kinds;  // replace the three fields above for the kinds that they name
-  double overlap_slowdown = 0;            // share by which kernels slow down while a collective runs
+  // For the kinds that they name, these replace memory_efficiency, kernel_fixed_seconds and memory_residual.
+  std::vector<MemoryCurve> memory_kinds;
+  double overlap_slowdown = 0;  // share by which kernels slow down while a collective runs
   std::string overlap_source;
   // Seconds in a training step over seconds of kernels alone (sim/cost/step_calibration.h): of products and attention,
   // and of all other kernels except the optimizer's.
@@ -212,7 +215,9 @@ class KernelModel {
     const Memory& curve = memory_[memory_slot(op)];
     return curve.fixed_seconds + bytes * curve.seconds_per_byte(op);
   }
-  // Whether a measured efficiency lies within a factor of 2 of each dimension; true for kernels without a curve.
+  // Whether a measured shape lies within a factor of 2 in each dimension: m, n and k of a product; keys and head_dim of
+  // attention. False for batched products that are not grouped, and for a curve taken from another dtype. True for
+  // memory-bound kernels, whose measured sizes are not recorded.
   bool near_measured(const Op& op, std::span<const Tensor> tensors) const;
   bool near_measured(const GemmShape& shape, Dtype dtype, bool grouped = false) const;
   bool near_measured(const AttentionShape& shape) const;

@@ -357,11 +357,16 @@ constexpr FieldRule kExcludes[]{
          [](const AskedOf& a) { return recipe_of(a.plan) == Recipe::mxfp8; }),
     keep({"activation_func_fp8_input_store"}, "unless the model's activation function is swiglu",
          [](const AskedOf& a) { return a.model.activation != ActivationFunction::swiglu; }),
-    keep({"fp8_dot_product_attention"}, "for a model whose attention has windows or a bias of positions",
+    keep({"fp8_dot_product_attention"}, "for a model whose attention has a bias of positions",
          [](const AskedOf& a) {
-           const Model& m = a.model;
-           return m.sliding_window > 0 || m.window > 0 || m.positions == Positions::relative ||
-                  m.positions == Positions::alibi;
+           return a.model.positions == Positions::relative || a.model.positions == Positions::alibi;
+         }),
+    keep({"fp8_dot_product_attention"},
+         "for a model whose attention has windows, except on Blackwell and without packed documents",
+         [](const AskedOf& a) {
+           const bool windows = a.model.sliding_window > 0 || a.model.window > 0;
+           return windows && (!a.scenario.cluster.device.architecture.starts_with("Blackwell") ||
+                              a.scenario.workload.has_documents() || a.model.window > 0);
          }),
     keep({"fp8_dot_product_attention"},
          "on devices without a fused kernel for it (data centers' Hopper and Blackwell have one)",

@@ -423,6 +423,37 @@ TEST(Attention, OfAWindowCostsItsPairsAndALastWaveOfItsKeys) {
   }
 }
 
+// cuDNN's kernels at gpt-oss's shapes (cudnn-frontend, sdpa_benchmark_training): in MXFP8 the forward skips what lies
+// outside a window of 128 and takes as long as in 16 bits, the backward takes as long as without a window.
+TEST(KernelCost, BackwardsInFp8ComputeWhatLiesOutsideAWindow) {
+  const Device device = find_device("GB200");
+  const KernelModel model(device, find_calibration(device));
+  Op forward, backward;
+  forward.kind = OpKind::attention;
+  forward.reads[0] = 0;
+  forward.writes[0] = 1;
+  backward.kind = OpKind::attention_backward;
+  backward.reads[0] = backward.reads[1] = 1;
+  backward.reads[3] = 0;
+  backward.writes[0] = 2;
+  forward.causal = backward.causal = true;
+  const auto seconds = [&](Op op, Dtype dtype, std::int64_t window) {
+    op.window = window;
+    const auto shape = [](std::int64_t parts, Dtype type) {
+      Tensor t;
+      t.rank = 5;
+      t.sizes = {2, 4096, 128, parts, 64, 1};
+      t.dtype = type;
+      return t;
+    };
+    return model.cost(op, std::vector<Tensor>{shape(3, dtype), shape(1, Dtype::bf16), shape(3, Dtype::bf16)}).seconds;
+  };
+  EXPECT_EQ(seconds(backward, Dtype::mxfp8, 128), seconds(backward, Dtype::mxfp8, 0));
+  EXPECT_NEAR(seconds(backward, Dtype::mxfp8, 128), 2.08e-3, 0.25 * 2.08e-3);
+  EXPECT_LT(seconds(backward, Dtype::bf16, 128), 0.5 * seconds(backward, Dtype::bf16, 0));
+  EXPECT_LT(seconds(forward, Dtype::mxfp8, 128), 0.5 * seconds(forward, Dtype::mxfp8, 0));
+}
+
 TEST_P(EveryDevice, MemoryBoundKernelsStreamAtTheirShareOfTheRate) {
   const double megabyte = model.memory_seconds(1e6), gigabyte = model.memory_seconds(1e9);
   EXPECT_NEAR((gigabyte - megabyte) * device.memory_bytes_per_second * calibration.memory_efficiency, 1e9 - 1e6, 1);

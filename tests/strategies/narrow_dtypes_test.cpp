@@ -790,6 +790,12 @@ TEST(AttentionInFp8, IsRefusedWhereNoKernelDoesIt) {
   s.cluster.device = find_device("H100-SXM5-80GB");
   s.model.sliding_window = 1024;
   EXPECT_THAT(refusal_of(s), HasSubstr("whose attention has windows"));
+  s = llama_in_fp8("dgx-b200", Recipe::mxfp8);
+  s.plan.precision.fp8_attention = true;
+  s.model.sliding_window = 1024;
+  EXPECT_EQ(refusal_of(s), "nothing");
+  s.workload.documents = "prolong64k";
+  EXPECT_THAT(refusal_of(s), HasSubstr("except on Blackwell and without packed documents"));
 }
 
 TEST(GradientDtypes, AreTheStacksUnlessThePlanSaysSo) {
