@@ -162,8 +162,16 @@ double factor_to_hold(const std::vector<Error>& errors, const StepIntervals& int
                   }));
 }
 
-double rare_mixture_half_width(const std::vector<Error>& errors, const std::string& without) {
+// The width that holds kIntervalShare of the rare mixtures of other sources than `without`, and the smallest factor of
+// at least 1 on such widths with which they hold kIntervalShare of the sources that they have not seen.
+double rare_mixture_width(const std::vector<Error>& errors, const std::string& without) {
   return weighted_quantile(errors, kIntervalShare, [&](const Error& e) { return e.source == without ? -1 : e.size; });
+}
+double rare_mixture_factor(const std::vector<Error>& errors) {
+  return std::max(1.0, weighted_quantile(errors, kIntervalShare, [&](const Error& e) {
+                    const double width = rare_mixture_width(errors, e.source);
+                    return width > 0 ? e.size / width : 0;
+                  }));
 }
 
 // Each error in units of the width that the other sources give it.
@@ -242,7 +250,7 @@ StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::
   const std::vector<Error> rare_mixtures = errors_of_rare_mixtures(points, of);
   std::set<std::string> sources;
   for (const Error& e : rare_mixtures) sources.insert(e.source);
-  intervals.rare_mixtures = {.half_width = rare_mixture_half_width(rare_mixtures, ""),
+  intervals.rare_mixtures = {.half_width = rare_mixture_width(rare_mixtures, "") * rare_mixture_factor(rare_mixtures),
                              .points = static_cast<std::int64_t>(rare_mixtures.size()),
                              .sources = static_cast<std::int64_t>(sources.size())};
   return intervals;
@@ -279,9 +287,10 @@ CoverageOfGroups unseen_coverage(std::span<const PredictedPoint> points) {
       count(e.stack, static_cast<CurveOrigin>(e.origin), models_of(e.mixture, false), e.weight,
             e.size <= wider.of(e) * (e.mixture ? of_mixtures : 1) * (1 + kRounding), coverage);
   const std::vector<Error> rare_mixtures = errors_of_rare_mixtures(points, {});
+  const double of_rare = rare_mixture_factor(rare_mixtures);
   for (const Error& e : rare_mixtures)
     count(e.stack, static_cast<CurveOrigin>(e.origin), kRareMixtures, e.weight,
-          e.size <= rare_mixture_half_width(rare_mixtures, e.source) * (1 + kRounding), coverage);
+          e.size <= rare_mixture_width(rare_mixtures, e.source) * of_rare * (1 + kRounding), coverage);
   return coverage;
 }
 

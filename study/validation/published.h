@@ -44,8 +44,7 @@ inline constexpr std::array<std::string_view, 13> kQuantityNames{"step_seconds",
                                                                  "activation_bytes_per_layer",
                                                                  "model_state_bytes"};
 inline std::string_view name_of(Quantity q) { return kQuantityNames[static_cast<std::size_t>(q)]; }
-// Whether it is a time of a layer or of its attention, timed by itself as kernels are: without the additional costs of
-// steps.
+// Whether it is the time of one layer or one attention call alone, which is predicted without the step calibration.
 inline bool is_of_layer(Quantity q) { return name_of(q).starts_with("layer_") || name_of(q).starts_with("attention_"); }
 inline bool is_seconds(Quantity q) { return name_of(q).ends_with("_seconds"); }
 inline bool is_bytes(Quantity q) { return name_of(q).find("_bytes") != std::string_view::npos; }
@@ -57,10 +56,10 @@ struct PublishedPoint {
   std::string id;
   std::string where;  // place in the source: a table, a row
   std::string table;  // points that differ only in their configuration share one; may be empty
-  std::string quality;
+  std::string quality;  // of the measurement: "A" as printed, "B" converted or partly inferred, "C" doubtful
   Quantity quantity = Quantity::step_seconds;
   double value = 0;        // in the quantity's unit; fits: 1 or 0
-  std::int64_t steps = 1;  // it is their mean, from workload.step on; their documents differ
+  std::int64_t steps = 1;  // `value` is the mean of so many steps from workload.step on; 1 unless documents differ
   std::string published_metric, published_unit;
   double published_value = 0;
   std::vector<std::string> assumptions;  // sentences

@@ -467,7 +467,8 @@ TEST(Fit, EndsWhereNoParameterFitsBetter) {
       }
       // Collectives that overlap end now before, now behind what hides them, and kernels now before, now behind the
       // host that issues them: there are kinks within the step.
-      const bool has_kinks = name == "collectives" || name.ends_with("memory-bound kernels");
+      const bool has_kinks =
+          name == "collectives" || name.ends_with("memory-bound kernels") || name.ends_with("'s host");
       EXPECT_NEAR(slope / curvature, 0, has_kinks ? kStep : kStep / 4) << source << ", " << name;
     }
   }
@@ -690,7 +691,10 @@ TEST(Intervals, OfMixturesWhereFewWerePublishedRestOnStepsThatNoFitHasSeen) {
   EXPECT_TRUE(intervals.stacks.at("fsdp").mixture_networks.empty());
   EXPECT_EQ(intervals.rare_mixtures.points, 30);
   EXPECT_EQ(intervals.rare_mixtures.sources, 3);
-  EXPECT_NEAR(intervals.rare_mixtures.half_width, 0.35, 1e-12);  // 24 of 30
+  // 24 of 30 lie within 0.35. Without one source over EFA 16 of 20 lie within 0.3, and 24 of 30 errors within 7/6 of the
+  // width that the other sources give.
+  constexpr double kWidth = 0.35 * 7 / 6;
+  EXPECT_NEAR(intervals.rare_mixtures.half_width, kWidth, 1e-12);
   const auto of = [&](const char* stack, bool mixture, const char* network, bool seen = true) {
     return *step_interval(intervals,
                           {.stack = stack, .devices = 64, .device_seen = seen, .mixture = mixture, .network = network});
@@ -699,7 +703,7 @@ TEST(Intervals, OfMixturesWhereFewWerePublishedRestOnStepsThatNoFitHasSeen) {
   for (const auto& [stack, network] : {std::pair("megatron-core", "EFA"), std::pair("megatron-core", ""),
                                        std::pair("fsdp", "InfiniBand"), std::pair("jax", "InfiniBand")}) {
     const StepInterval unseen = of(stack, true, network);
-    EXPECT_NEAR(std::log(unseen.high), 0.35, 1e-9) << stack << network;
+    EXPECT_NEAR(std::log(unseen.high), kWidth, 1e-9) << stack << network;
     EXPECT_EQ(unseen.points, 30);
     EXPECT_EQ(unseen.sources, 3);
     EXPECT_THAT(unseen.comparable, HasSubstr(", few published there"));
