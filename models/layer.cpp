@@ -123,13 +123,15 @@ constexpr int kClampCopies = 3;
 // element in the forward, and as many in the backward beside the bias's own gradient.
 constexpr int kExpertBiasCopies = 3;
 
+TensorId clamped(Builder& b, const char* name, TensorId inner) {
+  return b.model.clamped_activation && !b.kernels.fused_clamps ? copied(b, name, inner, kClampCopies) : inner;
+}
+
 // Rotates the elements of each head from `begin` on.
 TensorId rotate(Builder& b, TensorId x, std::int64_t begin = 0) {
-  if (b.model.scaled_rotary && !b.kernels.fused_scaled_rotary) {
-    const Tensor& t = b.piece.tensors[x];
-    const std::int64_t elements = t.sizes[t.rank - 1];
-    x = copied(b, "rotary", x, static_cast<int>((kScaledRotaryCopies * (elements - begin) + elements - 1) / elements));
-  }
+  // Megatron-LM's kernels for latent attention scale as well (fusions/fused_mla_yarn_rope_apply.py).
+  if (b.model.scaled_rotary && !b.kernels.fused_scaled_rotary && b.model.attention != AttentionKind::latent)
+    x = copied(b, "rotary", x, kScaledRotaryCopies);
   if (b.casts_around()) x = b.cast("rotary", x, Dtype::fp32);
   Tensor t = b.piece.tensors[x];
   t.name = "rotary";
@@ -260,8 +262,8 @@ TensorId mlp(Builder& b, TensorId x, std::int64_t width, TensorId* bias) {
   const TensorId inner = b.model.gated()
                              ? b.linear("fc1", x, {b.hidden()}, {gate, ffn}, b.model.linear_bias, &inner_bias)
                              : b.linear("fc1", x, {b.hidden()}, {ffn}, b.model.linear_bias, &inner_bias);
-  const TensorId activated =
-      activate(b, "activation", "gate", inner, {b.batch(), b.sequence(), ffn}, inner_bias, kNoTensor);
+  const TensorId activated = activate(b, "activation", "gate", clamped(b, "clamp", inner),
+                                      {b.batch(), b.sequence(), ffn}, inner_bias, kNoTensor);
   return b.linear("fc2", activated, {ffn}, {b.hidden()}, b.model.linear_bias, bias);
 }
 
@@ -348,10 +350,8 @@ TensorId expert_mlp(Builder& b, TensorId rows, TensorId weights) {
   const TensorId inner = b.model.gated()
                              ? b.expert_linear("expert_fc1", rows, {b.hidden()}, {gate, ffn}, b.model.expert_bias)
                              : b.expert_linear("expert_fc1", rows, {b.hidden()}, {ffn}, b.model.expert_bias);
-  const bool clamps = b.model.clamped_activation && !b.kernels.fused_clamps;
-  const TensorId clamped = clamps ? copied(b, "expert_clamp", inner, kClampCopies) : inner;
-  const TensorId activated =
-      activate(b, "expert_activation", "expert_gate", clamped, {experts, slots, ffn}, kNoTensor, weights);
+  const TensorId activated = activate(b, "expert_activation", "expert_gate", clamped(b, "expert_clamp", inner),
+                                      {experts, slots, ffn}, kNoTensor, weights);
   const TensorId outputs = b.expert_linear("expert_fc2", activated, {ffn}, {b.hidden()}, b.model.expert_bias);
   const bool adds = b.model.expert_bias && !b.kernels.fused_expert_biases;
   return adds ? copied(b, "expert_bias", outputs, kExpertBiasCopies) : outputs;

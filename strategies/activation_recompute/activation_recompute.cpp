@@ -335,6 +335,10 @@ class ByModules {
         if (id != kNoTensor && writes(ops_[j], root(id))) visit(j);
   }
 
+  // A kernel that only changes the values of the activation function's input belongs to the function.
+  bool is_clamp(const Op& op) const {
+    return op.kind == OpKind::cast && piece_.tensors[op.reads[0]].dtype == piece_.tensors[op.writes[0]].dtype;
+  }
   static bool passes_on(const Op& op) { return op.kind == OpKind::cast || is_communication(op.kind); }
 
   void choose(const std::vector<std::uint8_t>& ops) {
@@ -346,7 +350,15 @@ class ByModules {
     for (std::size_t i = 0; i < ops_.size(); ++i) {
       if (ops_[i].kind != OpKind::activation) continue;
       mlp[i] = 1;
-      for_each_writer(i, [&](std::size_t j) { mlp[j] |= ops_[j].kind == OpKind::linear; });
+      std::vector<std::size_t> open{i};
+      while (!open.empty()) {
+        const std::size_t at = open.back();
+        open.pop_back();
+        for_each_writer(at, [&](std::size_t k) {
+          if (is_clamp(ops_[k])) open.push_back(k);
+          mlp[k] |= ops_[k].kind == OpKind::linear || is_clamp(ops_[k]);
+        });
+      }
     }
     // What follows from the activation, up to the products and their sums over ranks.
     for (std::size_t i = 0; i < ops_.size(); ++i) {
@@ -487,11 +499,9 @@ class ByModules {
         choose_clamps_before(i);
       }
   }
-  // Kernels that only change the values of the activation function's input belong to the function.
   void choose_clamps_before(std::size_t i) {
     for_each_writer(i, [&](std::size_t j) {
-      const Op& op = ops_[j];
-      if (op.kind != OpKind::cast || piece_.tensors[op.reads[0]].dtype != piece_.tensors[op.writes[0]].dtype) return;
+      if (!is_clamp(ops_[j])) return;
       chosen_[j] = of_norm_[j] = 1;
       choose_clamps_before(j);
     });
@@ -499,8 +509,12 @@ class ByModules {
 
   // The ops from the latents of latent attention to its queries, keys and values.
   void choose_latent_projections() {
+    const bool latent =
+        std::ranges::any_of(ops_, [](const Op& op) { return op.kind == OpKind::rotary && op.reads[1] != kNoTensor; });
     for (std::size_t i = 0; i < ops_.size(); ++i) {
-      if (ops_[i].kind != OpKind::attention || ops_[i].reads[1] == kNoTensor) continue;
+      const bool fused = ops_[i].kind == OpKind::attention && ops_[i].reads[1] != kNoTensor,
+                 stores_scores = latent && ops_[i].kind == OpKind::batched_matmul && ops_[i].core_attention;
+      if (!fused && !stores_scores) continue;
       std::vector<std::size_t> open{i};
       while (!open.empty()) {
         const std::size_t at = open.back();

@@ -208,22 +208,32 @@ TEST(ActivationMemory, ModulesAreKeptByTheirInputs) {
   EXPECT_DOUBLE_EQ(saved_bytes(layer_of({0, 1, 2})), core - 20 * sbh - statistics_bytes(d, d.t));
 }
 
-// Kernels that clamp before the experts' activation function are repeated with it, and so is nothing else.
-TEST(ActivationMemory, ClampsAreRepeatedWithTheExpertsActivation) {
-  Scenario s = scenario_of("gpt-oss-20b", "dgx-h100", 1);
-  s.workload = {4096, 0, 8};
-  s.plan.recompute.mode = activation_recompute::Mode::selective;
-  s.plan.recompute.modules = {static_cast<std::int64_t>(activation_recompute::Module::expert_activations)};
-  Program p;
-  lower(s, p);
-  const auto layer =
-      std::ranges::find_if(p.pieces, [](const Piece& piece) { return std::string_view(piece.name) == "expert_layer"; });
-  ASSERT_NE(layer, p.pieces.end());
-  std::vector<std::string_view> repeated;
-  for (const Op& op : layer->backward.ops)
-    if (op.phase == Phase::recompute) repeated.emplace_back(op.name);
-  const std::vector<std::string_view> expected{"expert_clamp", "expert_clamp", "expert_clamp", "expert_activation"};
-  EXPECT_EQ(repeated, expected);
+// Kernels that clamp before an activation function are repeated with it, and latent attention's projections are those
+// from the latents to the stored scores.
+TEST(ActivationMemory, ModulesHoldTheKernelsThatAreNotFused) {
+  using activation_recompute::Module;
+  using Names = std::vector<std::string_view>;
+  const auto repeated = [](Scenario s, const char* piece_name, Module module) {
+    s.workload = {4096, 0, 8};
+    s.plan.recompute.mode = activation_recompute::Mode::selective;
+    s.plan.recompute.modules = {static_cast<std::int64_t>(module)};
+    Program p;
+    lower(s, p);
+    const auto named = [&](const Piece& piece) { return std::string_view(piece.name) == piece_name; };
+    Names names;
+    for (const Op& op : std::ranges::find_if(p.pieces, named)->backward.ops)
+      if (op.phase == Phase::recompute) names.emplace_back(op.name);
+    return names;
+  };
+  EXPECT_EQ(repeated(scenario_of("gpt-oss-20b", "dgx-h100", 1), "expert_layer", Module::expert_activations),
+            (Names{"expert_clamp", "expert_clamp", "expert_clamp", "expert_activation"}));
+  Scenario dense = scenario_of("llama-3-8b", "dgx-h100", 1);
+  dense.model.clamped_activation = true;
+  EXPECT_EQ(repeated(dense, "layer", Module::mlp), (Names{"fc1", "clamp", "clamp", "clamp", "activation", "fc2"}));
+  Scenario latent = scenario_of("deepseek-v2-lite", "dgx-h100", 1);
+  latent.plan.framework.flash_attention = false;
+  EXPECT_EQ(repeated(latent, "expert_layer", Module::latent_projections),
+            (Names{"query", "kv", "rotary", "rotary_key"}));
 }
 
 // torchtitan's selective checkpointing per op, of Llama's separate matrices: of q, k, v, o, w1, w3, w2 the odd ones are
