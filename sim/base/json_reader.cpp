@@ -195,8 +195,11 @@ void JsonReader::finish() const {
     if (std::ranges::find(known_, key) != known_.end() || is_documentation(key)) continue;
     const std::string nearest = nearest_name(key, known_);
     const std::string found = "the unknown key " + describe(Json(key));
-    if (nearest.empty()) throw InputError(at(key), found, fmt::format("one of: {}", fmt::join(known_, ", ")));
-    throw InputError(at(key), found, "a known key", nearest);
+    if (!nearest.empty()) throw InputError(at(key), found, "a known key", nearest);
+    std::vector<std::string> once;  // a key may have been asked for twice
+    for (const std::string& name : known_)
+      if (std::ranges::find(once, name) == once.end()) once.push_back(name);
+    throw InputError(at(key), found, fmt::format("one of: {}", fmt::join(once, ", ")));
   }
   const auto given = [&](const std::string& field) { return has(field.c_str()); };
   if (of_layers_ && std::none_of(of_layer_.begin(), of_layer_.end(), given))

@@ -128,6 +128,18 @@ TEST(JsonReader, SaysWhereAndWhatIsWrong) {
   for (const auto& [text, sentence] : cases) EXPECT_THAT(message_of(text), HasSubstr(sentence)) << text;
 }
 
+TEST(JsonReader, NamesAKnownKeyOnceHoweverOftenItIsRead) {
+  const nlohmann::json object{{"rate", 1}};
+  JsonReader reader(object, {"file.json", ""});
+  for (const char* key : {"simple", "ll", "simple"}) reader.take(key);
+  try {
+    reader.finish();
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), testing::EndsWith("found the unknown key \"rate\", expected one of: simple, ll"));
+  }
+}
+
 struct Layers {
   std::int64_t from = 0, degree = 1;
   bool whole = true, bucket = false, recompute = false, clip = true;
