@@ -497,6 +497,9 @@ class ByModules {
       if (ops_[i].kind == OpKind::activation && is_of_slots(ops_[i].writes[0])) {
         choose_discarded(i);
         choose_clamps_before(i);
+        // A narrow copy of the input for the backward is made again: the repeated function needs the input itself.
+        for (std::size_t j = 0; j < ops_.size(); ++j)
+          if (ops_[j].kind == OpKind::cast && ops_[j].reads[0] == ops_[i].reads[0]) choose_discarded(j);
       }
   }
   void choose_clamps_before(std::size_t i) {

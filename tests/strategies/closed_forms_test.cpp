@@ -236,6 +236,26 @@ TEST(ActivationMemory, ModulesHoldTheKernelsThatAreNotFused) {
             (Names{"query", "kv", "rotary", "rotary_key"}));
 }
 
+// A repeated activation function needs its input, so that nothing is saved by an fp8 copy of it for the backward.
+TEST(ActivationMemory, RepeatedActivationsKeepNoNarrowCopyOfTheirInput) {
+  Scenario s = scenario_of("mixtral-8x7b", "dgx-h100", 1);
+  s.workload = {4096, 0, 8};
+  s.plan.precision.mix = precision::Mix::fp8;
+  s.plan.recompute.mode = activation_recompute::Mode::selective;
+  const auto saved = [&](bool narrow, bool repeated) {
+    s.plan.precision.fp8_activation_inputs = narrow;
+    s.plan.recompute.modules.clear();
+    if (repeated)
+      s.plan.recompute.modules = {static_cast<std::int64_t>(activation_recompute::Module::expert_activations)};
+    Program p;
+    lower(s, p);
+    return saved_bytes(*std::ranges::find_if(
+        p.pieces, [](const Piece& piece) { return std::string_view(piece.name) == "expert_layer"; }));
+  };
+  EXPECT_EQ(saved(true, true), saved(false, true));
+  EXPECT_LT(saved(true, false), saved(true, true));
+}
+
 // torchtitan's selective checkpointing per op, of Llama's separate matrices: of q, k, v, o, w1, w3, w2 the odd ones are
 // kept, but the last, which no derivative reads; and the input, attention's context and its row statistics.
 TEST(ActivationMemory, CheckpointingPerOpKeepsEverySecondProduct) {
