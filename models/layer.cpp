@@ -93,9 +93,10 @@ TensorId probabilities_of(Builder& b, TensorId scores, std::initializer_list<Dim
 }
 
 // The same as matrix products with a stored score matrix.
-TensorId attend_unfused(Builder& b, TensorId q, TensorId k, TensorId v, Dim keys, bool causal, std::int64_t value_dim,
+TensorId attend_unfused(Builder& b, TensorId q, TensorId k, TensorId v, Dim keys, bool causal,
                         TensorId position_bias = kNoTensor) {
-  const Dim groups = b.groups(), heads = b.heads(), dim{value_dim, Axis::head_dim};
+  const Tensor& values = b.piece.tensors[v];
+  const Dim groups = b.groups(), heads = b.heads(), dim{values.sizes[values.rank - 1], Axis::head_dim};
   const std::initializer_list<Dim> matrix{b.batch(), groups, heads, b.sequence(), keys};
   const TensorId scores = scores_of(b, q, k, matrix, keys, causal, position_bias);
   // T5 too: its authors scale the initial values of the queries instead, which gives the same functions.
@@ -183,7 +184,7 @@ TensorId latent_attention(Builder& b, TensorId x, bool causal, TensorId* bias) {
     const TensorId rows = b.view("query", queries, 0, {b.batch(), groups, one, b.sequence(), query_dim});
     const TensorId k = b.view("key", keys_values, 0, {b.batch(), groups, one, keys, query_dim});
     const TensorId v = b.view("value", keys_values, query_dim.size, {b.batch(), groups, one, keys, value_dim});
-    context = attend_unfused(b, rows, k, v, keys, causal, value_dim.size);
+    context = attend_unfused(b, rows, k, v, keys, causal);
   }
   return b.linear("attention_output", context, {groups, one, {b.model.value_head_dim, Axis::head_dim}}, {b.hidden()},
                   false, bias);
@@ -218,7 +219,7 @@ TensorId self_attention(Builder& b, TensorId x, bool causal, TensorId* bias) {
     const TensorId q = b.view("query", qkv, 0, {b.batch(), groups, heads, b.sequence(), dim});
     const TensorId k = b.view("key", qkv, b.sizes.group_heads, {b.batch(), groups, one, keys, dim});
     const TensorId v = b.view("value", qkv, b.sizes.group_heads + 1, {b.batch(), groups, one, keys, dim});
-    context = attend_unfused(b, q, k, v, keys, causal, b.sizes.head_dim, bias_of_positions);
+    context = attend_unfused(b, q, k, v, keys, causal, bias_of_positions);
   }
   return b.linear("attention_output", context, {groups, heads, dim}, {b.hidden()}, b.model.output_bias, bias);
 }
@@ -236,7 +237,7 @@ TensorId cross_attention(Builder& b, TensorId x, TensorId memory, TensorId* bias
     const TensorId rows = b.view("cross_query", q, 0, {b.batch(), groups, heads, b.sequence(), dim});
     const TensorId k = b.view("cross_key", kv, 0, {b.batch(), groups, one, keys, dim});
     const TensorId v = b.view("cross_value", kv, 1, {b.batch(), groups, one, keys, dim});
-    context = attend_unfused(b, rows, k, v, keys, false, b.sizes.head_dim);
+    context = attend_unfused(b, rows, k, v, keys, false);
   }
   return b.linear("cross_output", context, {groups, heads, dim}, {b.hidden()}, b.model.linear_bias, bias);
 }

@@ -182,11 +182,19 @@ const char* reason(Scope scope) {
   }
 }
 
+// The reader's keys; it may have been asked for one of them twice.
+std::string joined_once(const std::vector<std::string>& keys) {
+  std::vector<std::string> once;
+  for (const std::string& key : keys)
+    if (std::ranges::find(once, key) == once.end()) once.push_back(key);
+  return fmt::format("{}", fmt::join(once, ", "));
+}
+
 }  // namespace
 
 void JsonReader::refuse(const Refused& field) const {
   fail(field.name, fmt::format("no {} for a range of layers: {}; ranges may give {}", field.name, reason(field.scope),
-                               fmt::join(known_, ", ")));
+                               joined_once(known_)));
 }
 
 void JsonReader::finish() const {
@@ -195,11 +203,8 @@ void JsonReader::finish() const {
     if (std::ranges::find(known_, key) != known_.end() || is_documentation(key)) continue;
     const std::string nearest = nearest_name(key, known_);
     const std::string found = "the unknown key " + describe(Json(key));
-    if (!nearest.empty()) throw InputError(at(key), found, "a known key", nearest);
-    std::vector<std::string> once;  // a key may have been asked for twice
-    for (const std::string& name : known_)
-      if (std::ranges::find(once, name) == once.end()) once.push_back(name);
-    throw InputError(at(key), found, fmt::format("one of: {}", fmt::join(once, ", ")));
+    if (nearest.empty()) throw InputError(at(key), found, "one of: " + joined_once(known_));
+    throw InputError(at(key), found, "a known key", nearest);
   }
   const auto given = [&](const std::string& field) { return has(field.c_str()); };
   if (of_layers_ && std::none_of(of_layer_.begin(), of_layer_.end(), given))

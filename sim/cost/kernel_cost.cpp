@@ -19,6 +19,11 @@ double whole(double x) {
 // numbers, on the right side even after rounding.
 double cover(double size, double step, double per_step) { return whole((size + step - 0.5) * per_step); }
 
+// cuDNN's backwards in fp8 and MXFP8 skip nothing outside a window (results/calibration/README.md).
+bool computes_outside_window(const AttentionShape& shape, Dtype dtype, bool backward) {
+  return backward && shape.window > 0 && bits_of(dtype) < bits_of(Dtype::bf16);
+}
+
 bool within_factor_2(std::int64_t a, std::int64_t b) { return a <= 2 * b && b <= 2 * a; }
 
 Dtype attention_dtype(const Op& op, std::span<const Tensor> tensors) {
@@ -280,9 +285,8 @@ KernelModel::Times KernelModel::times_of(const Op& op, std::span<const Tensor> t
     const Dtype dtype = attention_dtype(op, tensors);
     if (documents == nullptr) {
       flops = orrery::flops(op, tensors);
-      if (!backward || shape.window == 0 || bits_of(dtype) >= bits_of(Dtype::bf16))
+      if (!computes_outside_window(shape, dtype, backward))
         return attention_times(shape, dtype, backward, flops, bytes);
-      // cuDNN's backwards in fp8 and MXFP8 skip nothing outside a window (results/calibration/README.md).
       Op whole = op;
       whole.window = 0;
       return attention_times(attention_shape(whole, tensors), dtype, backward, orrery::flops(whole, tensors), bytes);
@@ -378,6 +382,7 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors, 
         percent(backward ? curve.backward_efficiency : curve.forward_efficiency), peak, curve.half_sequence,
         attention.half_head_dim[backward ? 1 : 0], backward ? curve.backward_last_wave : curve.forward_last_wave,
         percent(total.flops / (total.seconds * peak)));
+    if (computes_outside_window(s, dtype, backward)) text += "    computes what lies outside the window, too\n";
     if (const double least = attention.least_head_dim[backward ? 1 : 0]; static_cast<double>(s.head_dim) < least)
       text += fmt::format("    times {:.0f} / head_dim: a smaller head_dim does not shrink the softmax\n", least);
     if (documents != nullptr)

@@ -335,9 +335,27 @@ class ByModules {
         if (id != kNoTensor && writes(ops_[j], root(id))) visit(j);
   }
 
-  // A kernel that only changes the values of the activation function's input belongs to the function.
-  bool is_clamp(const Op& op) const {
-    return op.kind == OpKind::cast && piece_.tensors[op.reads[0]].dtype == piece_.tensors[op.writes[0]].dtype;
+  // Returns the input of an activation function before the casts to the same dtype that stand for clamps: these belong
+  // to the function.
+  TensorId input_before_clamps(std::size_t activation) const {
+    TensorId input = ops_[activation].reads[0];
+    for (std::size_t j = activation; j-- > 0;) {
+      const Op& op = ops_[j];
+      if (op.kind == OpKind::cast && writes(op, root(input)) &&
+          piece_.tensors[op.reads[0]].dtype == piece_.tensors[op.writes[0]].dtype)
+        input = op.reads[0];
+    }
+    return input;
+  }
+  // Calls visit(j) for each cast of the tensor, or of what such a cast has written: clamps, and narrow copies that the
+  // backward reads.
+  template <class Visit>
+  void for_each_cast_of(TensorId tensor, const Visit& visit) const {
+    for (std::size_t j = 0; j < ops_.size(); ++j) {
+      if (ops_[j].kind != OpKind::cast || !reads(ops_[j], root(tensor))) continue;
+      visit(j);
+      for_each_cast_of(ops_[j].writes[0], visit);
+    }
   }
   static bool passes_on(const Op& op) { return op.kind == OpKind::cast || is_communication(op.kind); }
 
@@ -350,15 +368,9 @@ class ByModules {
     for (std::size_t i = 0; i < ops_.size(); ++i) {
       if (ops_[i].kind != OpKind::activation) continue;
       mlp[i] = 1;
-      std::vector<std::size_t> open{i};
-      while (!open.empty()) {
-        const std::size_t at = open.back();
-        open.pop_back();
-        for_each_writer(at, [&](std::size_t k) {
-          if (is_clamp(ops_[k])) open.push_back(k);
-          mlp[k] |= ops_[k].kind == OpKind::linear || is_clamp(ops_[k]);
-        });
-      }
+      const TensorId product = input_before_clamps(i);
+      for (std::size_t j = 0; j < i; ++j) mlp[j] |= ops_[j].kind == OpKind::linear && writes(ops_[j], root(product));
+      for_each_cast_of(product, [&](std::size_t j) { mlp[j] = 1; });
     }
     // What follows from the activation, up to the products and their sums over ranks.
     for (std::size_t i = 0; i < ops_.size(); ++i) {
@@ -496,18 +508,8 @@ class ByModules {
     for (std::size_t i = 0; i < ops_.size(); ++i)
       if (ops_[i].kind == OpKind::activation && is_of_slots(ops_[i].writes[0])) {
         choose_discarded(i);
-        choose_clamps_before(i);
-        // A narrow copy of the input for the backward is made again: the repeated function needs the input itself.
-        for (std::size_t j = 0; j < ops_.size(); ++j)
-          if (ops_[j].kind == OpKind::cast && ops_[j].reads[0] == ops_[i].reads[0]) choose_discarded(j);
+        for_each_cast_of(input_before_clamps(i), [&](std::size_t j) { choose_discarded(j); });
       }
-  }
-  void choose_clamps_before(std::size_t i) {
-    for_each_writer(i, [&](std::size_t j) {
-      if (!is_clamp(ops_[j])) return;
-      chosen_[j] = of_norm_[j] = 1;
-      choose_clamps_before(j);
-    });
   }
 
   // The ops from the latents of latent attention to its queries, keys and values.

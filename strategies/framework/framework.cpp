@@ -20,6 +20,7 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     StackPreset& s = stacks[i];
     const std::string kernels = j.at("kernels");
     s.kernels = kernels == "eager" ? Kernels::eager : kernels == "compiled" ? Kernels::compiled : Kernels::fused;
+    s.choices.fused_kernels = s.kernels != Kernels::eager;
     s.attention_kernel = j.at("attention_kernel");
     s.attention_kernel_on_blackwell = j.value("attention_kernel_on_blackwell", s.attention_kernel);
     s.runtime.host_seconds_per_op = j.at("host_seconds_per_op");
@@ -52,7 +53,7 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.accumulates_separately = j.at("gradient_accumulation") == "separate";
     s.scatters_transfers = j.at("pipeline_transfers") == "scattered";
     const std::string loss = j.at("cross_entropy");
-    s.loss = loss == "unfused" ? LossKernels::unfused : loss == "fp32" ? LossKernels::fp32 : LossKernels::fused;
+    s.choices.loss = loss == "unfused" ? LossKernels::unfused : loss == "fp32" ? LossKernels::fp32 : LossKernels::fused;
     s.shards_in_fp32 = j.at("sharded_parameters") == "fp32";
     s.keeps_ends_gathered = j.at("gathered_ends") == "kept";
     s.keeps_gathered_inputs = j.at("gathered_inputs") == "kept";
@@ -61,10 +62,10 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.can_gather_quantised_weights = j.at("quantised_weights") == "gathered";
     s.runtime.launches_each_expert = j.at("expert_kernels") == "each";
     s.runtime.reads_row_counts = j.at("row_counts") == "host";
-    s.weighs_activations = j.at("expert_weights") == "activation";
-    s.fused_scaled_rotary = j.at("scaled_rotary") == "fused";
-    s.fused_clamps = j.at("clamps") == "fused";
-    s.fused_expert_biases = j.at("expert_biases") == "fused";
+    s.choices.weighs_activations = j.at("expert_weights") == "activation";
+    s.choices.fused_scaled_rotary = j.at("scaled_rotary") == "fused";
+    s.choices.fused_clamps = j.at("clamps") == "fused";
+    s.choices.fused_expert_biases = j.at("expert_biases") == "fused";
     s.delays_fp8_scales = j.at("fp8_recipe") == "delayed";
     s.deals_uneven_chunks = j.at("uneven_chunks") == "dealt";
     for (const auto& [field, values] : j.at("searched").items()) {
@@ -97,17 +98,12 @@ std::string_view stack_name(const Plan& plan) { return kStackNames[static_cast<s
 
 KernelChoices kernel_choices(const Scenario& scenario, const Plan& layers) {
   const Plan& plan = scenario.plan;
-  KernelChoices k;
+  KernelChoices k = stack_of(plan).choices;
   k.flash_attention = layers.framework.flash_attention;
-  k.fused_kernels = stack_of(plan).kernels != Kernels::eager;
-  const CrossEntropy loss = plan.framework.cross_entropy;
-  k.loss = loss == CrossEntropy::automatic ? stack_of(plan).loss
-                                           : static_cast<LossKernels>(static_cast<std::uint8_t>(loss) - 1);
-  k.weighs_activations = stack_of(plan).weighs_activations;
-  k.fused_scaled_rotary = stack_of(plan).fused_scaled_rotary;
+  if (const CrossEntropy loss = plan.framework.cross_entropy; loss != CrossEntropy::automatic)
+    k.loss = static_cast<LossKernels>(static_cast<std::uint8_t>(loss) - 1);
   // Graphs hold experts only where these are one fused op of Transformer Engine.
-  k.fused_clamps = stack_of(plan).fused_clamps || plan.framework.graphs_hold_experts;
-  k.fused_expert_biases = stack_of(plan).fused_expert_biases || plan.framework.graphs_hold_experts;
+  if (plan.framework.graphs_hold_experts) k.fused_clamps = k.fused_expert_biases = true;
   k.activation = k.parameter = plan.precision.storage();
   k.gradient = gradient_dtype(plan);
   // Megatron-LM's make-vocab-size-divisible-by; elsewhere the tensor-parallel ranks need equal parts.

@@ -46,7 +46,6 @@ struct StackPreset {
   double bucket_elements = 0, bucket_elements_per_data_rank = 0;
   GatherLimits gathers;
   GradientScaling gradient_scaling = GradientScaling::passes;
-  LossKernels loss = LossKernels::fp32;
   bool accumulates_separately = false;  // separate kernels add a micro-batch's gradients to those of earlier ones
   // Tensors that all tensor-parallel ranks hold cross pipeline stages in parts, one from each rank.
   bool scatters_transfers = false;
@@ -62,8 +61,7 @@ struct StackPreset {
   // The stack can keep weights in quantised form only, and gather them so after the update: the plan's fp8_param_gather
   // and fp4_param_gather, with zero_stage 1 and 2. Other stacks refuse these fields.
   bool can_gather_quantised_weights = false;
-  // Those of KernelChoices.
-  bool weighs_activations = false, fused_scaled_rotary = true, fused_clamps = true, fused_expert_biases = true;
+  KernelChoices choices;  // before the plan's own (kernel_choices)
   bool delays_fp8_scales = false;   // unless the plan says (fp8_recipe): scales are of earlier steps' maxima
   // The stack itself distributes layers that do not divide evenly into the pipeline's chunks. Other stacks refuse such
   // layers unless the plan gives the layers of each chunk.

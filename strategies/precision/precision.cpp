@@ -107,7 +107,7 @@ class Quantiser {
   }
 
  private:
-  // What reads a copy: products, in whose copies elements that share scales lie side by side in rows or in columns, or
+  // A copy is made for products, and elements that share a scale lie side by side in its rows or in its columns, or for
   // attention.
   enum Copy : std::uint8_t { by_rows, by_columns, of_attention };
 

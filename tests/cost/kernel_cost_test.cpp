@@ -376,6 +376,22 @@ TEST_P(EveryDevice, AWindowCostsNoMoreThanTheWholeSequence) {
   EXPECT_LT(seconds, seconds_of(model, attention(8192, true)));
 }
 
+// Causal attention and its backward over tensors 0 (queries, keys and values), 1 (the result) and 2 (gradients).
+struct CausalAttention {
+  Op forward, backward;
+
+  CausalAttention() {
+    forward.kind = OpKind::attention;
+    forward.reads[0] = 0;
+    forward.writes[0] = 1;
+    backward.kind = OpKind::attention_backward;
+    backward.reads[0] = backward.reads[1] = 1;
+    backward.reads[3] = 0;
+    backward.writes[0] = 2;
+    forward.causal = backward.causal = true;
+  }
+};
+
 // Dao 2023, section 3.3, with a window: its pairs are executed, and the multiprocessors that idle at the end wait for
 // tiles of the window's keys, not of the sequence's.
 TEST(Attention, OfAWindowCostsItsPairsAndALastWaveOfItsKeys) {
@@ -397,20 +413,11 @@ TEST(Attention, OfAWindowCostsItsPairsAndALastWaveOfItsKeys) {
     return t;
   };
   const std::vector<Tensor> tensors{shape(3), shape(1), shape(3)};
-  Op forward;
-  forward.kind = OpKind::attention;
-  forward.reads[0] = 0;
-  forward.writes[0] = 1;
-  Op backward;
-  backward.kind = OpKind::attention_backward;
-  backward.reads[0] = backward.reads[1] = 1;
-  backward.reads[3] = 0;
-  backward.writes[0] = 2;
+  auto [forward, backward] = CausalAttention();
   for (const std::int64_t window : {std::int64_t{0}, kWindow, 2 * kSequence}) {
     const double keys = real(window == kWindow ? kWindow : kSequence), sequence = real(kSequence);
     const double rows = real(kBatch * kHeads * kSequence);
     const double pairs = real(kBatch * kHeads) * (sequence * keys - keys * keys / 2);
-    forward.causal = backward.causal = true;
     forward.window = backward.window = window;
     const double waiting_forward = rows * 100 + 0.25 * kMultiprocessors * 128 * keys,
                  waiting_backward = rows * 100 + 0.5 * kMultiprocessors * 128 * keys;
@@ -428,15 +435,7 @@ TEST(Attention, OfAWindowCostsItsPairsAndALastWaveOfItsKeys) {
 TEST(KernelCost, BackwardsInFp8ComputeWhatLiesOutsideAWindow) {
   const Device device = find_device("GB200");
   const KernelModel model(device, find_calibration(device));
-  Op forward, backward;
-  forward.kind = OpKind::attention;
-  forward.reads[0] = 0;
-  forward.writes[0] = 1;
-  backward.kind = OpKind::attention_backward;
-  backward.reads[0] = backward.reads[1] = 1;
-  backward.reads[3] = 0;
-  backward.writes[0] = 2;
-  forward.causal = backward.causal = true;
+  const auto [forward, backward] = CausalAttention();
   const auto seconds = [&](Op op, Dtype dtype, std::int64_t window) {
     op.window = window;
     const auto shape = [](std::int64_t parts, Dtype type) {

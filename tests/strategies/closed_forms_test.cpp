@@ -227,6 +227,10 @@ TEST(ActivationMemory, ModulesHoldTheKernelsThatAreNotFused) {
   };
   EXPECT_EQ(repeated(scenario_of("gpt-oss-20b", "dgx-h100", 1), "expert_layer", Module::expert_activations),
             (Names{"expert_clamp", "expert_clamp", "expert_clamp", "expert_activation"}));
+  // Rows' weights, which the function reads as well, are put in order by a copy that is no clamp.
+  Scenario weighted = scenario_of("qwen3-30b-a3b", "dgx-h100", 1);
+  weighted.plan.expert.degree = 4;
+  EXPECT_EQ(repeated(weighted, "expert_layer", Module::expert_activations), (Names{"expert_activation"}));
   Scenario dense = scenario_of("llama-3-8b", "dgx-h100", 1);
   dense.model.clamped_activation = true;
   EXPECT_EQ(repeated(dense, "layer", Module::mlp), (Names{"fc1", "clamp", "clamp", "clamp", "activation", "fc2"}));
@@ -254,6 +258,55 @@ TEST(ActivationMemory, RepeatedActivationsKeepNoNarrowCopyOfTheirInput) {
   };
   EXPECT_EQ(saved(true, true), saved(false, true));
   EXPECT_LT(saved(true, false), saved(true, true));
+}
+
+TEST(ActivationMemory, RepeatedMlpsKeepNoNarrowCopyOfTheirActivationsInput) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+  s.workload = {4096, 0, 8};
+  s.plan.precision.mix = precision::Mix::fp8;
+  s.plan.recompute.mode = activation_recompute::Mode::selective;
+  s.plan.recompute.modules = {static_cast<std::int64_t>(activation_recompute::Module::mlp)};
+  const auto saved = [&](bool narrow) {
+    s.plan.precision.fp8_activation_inputs = narrow;
+    Program p;
+    lower(s, p);
+    return saved_bytes(running_layer(p));
+  };
+  EXPECT_EQ(saved(true), saved(false));
+}
+
+// Copies stand for kernels that a stack does not fuse (stacks.json); graphs hold experts only as one fused op.
+TEST(Framework, CopiesStandForKernelsThatAreNotFused) {
+  struct Copies {
+    std::int64_t rotary = 0, clamps = 0, biases = 0;
+    bool operator==(const Copies&) const = default;
+  };
+  Scenario s = scenario_of("gpt-oss-20b", "dgx-h100", 1);
+  s.workload = {4096, 0, 8};
+  const auto copies = [&](framework::Stack stack) {
+    s.plan.framework.stack = stack;
+    Program p;
+    lower(s, p);
+    const Piece& layer = *std::ranges::find_if(
+        p.pieces, [](const Piece& piece) { return std::string_view(piece.name) == "expert_layer"; });
+    const auto of = [&](std::string_view name) {
+      return std::ranges::count_if(layer.forward.ops, [&](const Op& op) {
+        return op.kind == OpKind::cast && op.name == name &&
+               layer.tensors[op.reads[0]].dtype == layer.tensors[op.writes[0]].dtype;
+      });
+    };
+    return Copies{of("rotary"), of("expert_clamp"), of("expert_bias")};
+  };
+  using framework::Stack;
+  EXPECT_EQ(copies(Stack::megatron_core), (Copies{5, 3, 3}));
+  EXPECT_EQ(copies(Stack::fsdp), (Copies{0, 3, 0}));
+  EXPECT_EQ(copies(Stack::fsdp_compiled), Copies{});
+  s.plan.framework.cuda_graphs = s.plan.framework.graphs_hold_experts = true;
+  EXPECT_EQ(copies(Stack::megatron_core), (Copies{5, 0, 0}));
+  s = scenario_of("deepseek-v2-lite", "dgx-h100", 1);
+  s.workload = {4096, 0, 8};
+  s.model.scaled_rotary = true;
+  EXPECT_EQ(copies(Stack::megatron_core), Copies{});
 }
 
 // torchtitan's selective checkpointing per op, of Llama's separate matrices: of q, k, v, o, w1, w3, w2 the odd ones are
