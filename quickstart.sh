@@ -9,7 +9,7 @@ cd "$(dirname "$0")"
 build_packages=(g++ cmake ninja-build nlohmann-json3-dev libfmt-dev libcli11-dev libsimgrid-dev libeigen3-dev
                 libbenchmark-dev libsqlite3-dev coinor-libcbc-dev)
 test_packages=(libgtest-dev libgmock-dev python3 python3-dev pybind11-dev python3-jsonschema jupyter-nbconvert
-               python3-ipykernel python3-matplotlib libopenmpi-dev openmpi-bin iproute2 clang-14 libclang-rt-14-dev)
+               python3-ipykernel python3-matplotlib libopenmpi-dev openmpi-bin iproute2)
 
 usage() {
   sed -n '2,5s/^# \{0,1\}//p' "$0"

@@ -4,13 +4,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "sim/base/error.h"
-#include "tests/fuzz/json_mutator.h"
-#include "tests/fuzz/targets.h"
+#include "tests/fuzz/changes.h"
 
 namespace {
 
-using orrery::fuzz::Form;
 using orrery::fuzz::Target;
 
 const Target& target() {
@@ -26,27 +23,23 @@ const Target& target() {
   return chosen;
 }
 
+orrery::fuzz::Changes& changes() {
+  static orrery::fuzz::Changes of_target(target());
+  return of_target;
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  const std::string_view input(reinterpret_cast<const char*>(data), size);
-  if (target().form == Form::json) orrery::fuzz::JsonMutator::instance().learn(input);
-  try {
-    target().run(input);
-  } catch (const orrery::InputError& error) {
-    orrery::fuzz::require(!error.expected().empty(), "what was expected is said");
-  }
+  changes().run({reinterpret_cast<const char*>(data), size});
   return 0;
 }
 
 extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t most);
 
-// Bytes changed at random are hardly ever JSON, and then test the parser alone: seven of eight changes to a document
-// leave it one.
 extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t most, unsigned seed) {
-  if (target().form == Form::text || seed % 8 == 0) return LLVMFuzzerMutate(data, size, most);
-  const auto mutated = orrery::fuzz::JsonMutator::instance().mutate({reinterpret_cast<const char*>(data), size}, most, seed);
-  if (!mutated) return LLVMFuzzerMutate(data, size, most);
-  mutated->copy(reinterpret_cast<char*>(data), mutated->size());
-  return mutated->size();
+  const auto changed = changes().change({reinterpret_cast<const char*>(data), size}, most, seed);
+  if (!changed) return LLVMFuzzerMutate(data, size, most);
+  changed->copy(reinterpret_cast<char*>(data), changed->size());
+  return changed->size();
 }

@@ -85,11 +85,6 @@ const std::array<Json, 22>& edge_values() {
 
 }  // namespace
 
-JsonMutator& JsonMutator::instance() {
-  static JsonMutator mutator;
-  return mutator;
-}
-
 void JsonMutator::learn_value(const Json& value) {
   constexpr std::size_t kMostKeys = 2000, kMostValues = 32, kLongest = 400;
   if (value.is_array())

@@ -13,8 +13,6 @@ namespace orrery::fuzz {
 
 class JsonMutator {
  public:
-  static JsonMutator& instance();
-
   // Keeps the keys of a document's objects, each with the values it was seen with. A text is one document, or one a
   // line.
   void learn(std::string_view text);

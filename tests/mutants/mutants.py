@@ -321,7 +321,7 @@ def build(folder: pathlib.Path, targets: list):
     sites = json.loads((folder / "mutants.json").read_text())
     if not (folder / BUILD / "CMakeCache.txt").exists():
         subprocess.run(["cmake", "-S", folder, "-B", folder / BUILD, "-G", "Ninja", "-DCMAKE_UNITY_BUILD=ON",
-                        "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG -w", "-DORRERY_CUDA=OFF", "-DORRERY_FUZZ=OFF",
+                        "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG -w", "-DORRERY_CUDA=OFF",
                         "-DORRERY_PYTHON=OFF", "-DORRERY_BENCHMARKS=OFF"], check=True)
     while True:
         made = subprocess.run(["cmake", "--build", folder / BUILD, *targets, "--", "-k", "0"], text=True,
