@@ -71,6 +71,10 @@ struct KernelContext {
   bool pool_mean = false;
 };
 
+// The weight of a step's squares in a second moment that is factored: 1 minus its decay (Shazeer & Stern 2018, arXiv
+// 1804.04235, section 7.2, with the exponent of algorithm 6).
+inline double second_moment_weight(std::int64_t step) { return std::pow(static_cast<double>(step), -0.8); }
+
 // Theta of Su et al. 2021 (arXiv 2104.09864), section 3.2.2.
 inline constexpr double kRotaryBase = 10000;
 

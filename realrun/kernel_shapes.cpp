@@ -41,6 +41,9 @@ void check_operands(const KernelCall& call) {
     case OpKind::orthogonalise:
       call.require(last_size(call.read(0)) == last_size(call.write(0)), "matrices differ in their columns");
       return require_equal(call, {0}, {0});
+    case OpKind::moving_mean:
+      call.require(call.context.step >= 1, "steps count from 1");
+      return require_equal(call, {0, 1}, {0});
     case OpKind::add_noise:
       return require_equal(call, {0, 1}, {0, 1});
     case OpKind::dropout_add:
@@ -223,6 +226,47 @@ const Operand* squared_norm(const KernelCall& call) {
   call.require(call.op.divides ? call.op.learning_rate > 0 : call.op.clip_limit > 0,
                "gradients are clipped to a positive norm, or divided by one at a rate");
   return &call.read(at);
+}
+
+const Operand* sizes_of(const KernelCall& call) {
+  constexpr std::size_t kSizes = 2;
+  if (!call.has_read(kSizes)) return nullptr;
+  const Operand& sizes = call.read(kSizes);
+  call.require(elements(call.read(0)) % elements(sizes) == 0, "the sizes are not one for each part of what is scaled");
+  return &sizes;
+}
+
+std::int64_t scale_parts(const KernelCall& call) {
+  const Operand *const norms = squared_norm(call), *const sizes = sizes_of(call);
+  call.require(norms == nullptr || sizes == nullptr || elements(*norms) == elements(*sizes),
+               "there are as many norms as sizes");
+  return norms != nullptr ? elements(*norms) : sizes != nullptr ? elements(*sizes) : 1;
+}
+
+SquaresShape squares_shape(const KernelCall& call) {
+  const Operand &x = call.read(0), &y = call.write(0);
+  call.require(elements(y) > 0 && elements(x) % elements(y) == 0, "squares do not fit their sums");
+  SquaresShape s{elements(y), elements(x) / elements(y), 1};
+  if (!call.op.transpose_a) return s;
+  s.outer = 1;
+  for (int d = 0; d < call.op.group_dims; ++d) s.outer *= x.tensor->sizes[d];
+  call.require(elements(y) % s.outer == 0, "columns do not fit their groups");
+  s.inner = elements(y) / s.outer;
+  return s;
+}
+
+FactorsShape factors_shape(const KernelCall& call) {
+  const Operand &gradient = call.read(0), &rows = call.read(1);
+  call.require_same_elements(gradient, call.write(0));
+  if (!call.has_read(2)) {
+    call.require_same_elements(gradient, rows);
+    return {1, elements(gradient), 0};
+  }
+  const std::int64_t groups = elements(call.read(3));
+  const FactorsShape s{groups, elements(rows) / groups, elements(call.read(2)) / groups};
+  call.require(groups * s.rows * s.columns == elements(gradient) && elements(rows) == groups * s.rows,
+               "the factors do not fit the gradient");
+  return s;
 }
 
 BiasShape bias_shape(const KernelCall& call) {

@@ -24,7 +24,7 @@
 
 // Kernels that need scratch memory on a GPU (OpTraits::scratch); there the function KIND_scratch returns its bytes.
 #define ORRERY_SCRATCH_KERNELS(X) \
-  X(attention_backward) X(norm_backward) X(bias_gradient) X(embedding_backward) X(gradient_norm)
+  X(attention_backward) X(norm_backward) X(bias_gradient) X(embedding_backward) X(gradient_norm) X(square_sums)
 // Kernels that move tokens into expert slots or back. On a GPU slots_scratch() returns the bytes for all of them.
 #define ORRERY_SLOT_KERNELS(X) \
   X(permute) X(unpermute) X(unpermute_backward) X(permute_weights) X(unpermute_weights) \
@@ -36,6 +36,7 @@
   X(cast) X(zero_fill) X(embedding) X(cross_entropy) X(cross_entropy_backward) X(pool) X(pool_backward) \
   X(route) X(route_backward) X(hash_route) X(add_noise) X(expert_counts) X(router_loss) X(router_loss_backward) \
   X(quantise) X(dequantise) X(requantise) X(sparsify) X(densify) X(orthogonalise) X(scale) X(subtract) X(adam) X(sgd) \
+  X(moving_mean) X(factored_update) \
   ORRERY_SCRATCH_KERNELS(X) ORRERY_SLOT_KERNELS(X)
 // clang-format on
 
@@ -163,6 +164,22 @@ struct SgdRates {
 SgdRates sgd_rates(const KernelCall& call);
 // Returns the square of the norm that an op clips or divides by, one number; nullptr: it does neither.
 const Operand* squared_norm(const KernelCall& call);
+// Returns the sizes that a scale multiplies by; nullptr: there are none.
+const Operand* sizes_of(const KernelCall& call);
+// Returns into how many equal parts, with a norm and a size of their own, a scale divides x.
+std::int64_t scale_parts(const KernelCall& call);
+
+// square_sums: x as [outer, summed, inner].
+struct SquaresShape {
+  std::int64_t outer, summed, inner;
+};
+SquaresShape squares_shape(const KernelCall& call);
+
+// factored_update: a gradient of `groups` matrices; columns 0: it has its squares, and no factors.
+struct FactorsShape {
+  std::int64_t groups, rows, columns;
+};
+FactorsShape factors_shape(const KernelCall& call);
 
 // bias_gradient: dy as [groups, rows, columns] is summed over rows. A group is an expert, with its own columns of the
 // bias.

@@ -23,10 +23,11 @@ void gradient_norm(const Call& call) {
 
 void scale(const Call& call) {
   const Buffer &x = call.read(0), &y = call.write(0);
-  const Operand* const squares = squared_norm(call);
-  const std::int64_t parts = squares == nullptr ? 1 : Buffer(*squares).elements(), part = y.elements() / parts;
+  const Operand* const sizes = sizes_of(call);
+  const std::int64_t parts = scale_parts(call), part = y.elements() / parts;
   for (std::int64_t p = 0; p < parts; ++p) {
-    const double factor = factor_of(call, p);
+    double factor = factor_of(call, p);
+    if (sizes != nullptr) factor *= std::max<double>(call.op.epsilon, std::sqrt(Buffer(*sizes).data[p]));
     for (std::int64_t i = p * part; i < (p + 1) * part; ++i) y.data[i] = static_cast<float>(factor * x.data[i]);
   }
 }
@@ -58,6 +59,48 @@ void adam(const Call& call) {
 void subtract(const Call& call) {
   const Buffer &a = call.read(0), &b = call.read(1), &y = call.write(0);
   for (std::int64_t i = 0; i < y.elements(); ++i) y.data[i] = a.data[i] - b.data[i];
+}
+
+void square_sums(const Call& call) {
+  const Buffer &x = call.read(0), &y = call.write(0);
+  const SquaresShape s = squares_shape(call);
+  for (std::int64_t o = 0; o < s.outer; ++o)
+    for (std::int64_t i = 0; i < s.inner; ++i) {
+      double sum = 0;
+      for (std::int64_t k = 0; k < s.summed; ++k) {
+        const double value = x.data[(o * s.summed + k) * s.inner + i];
+        sum += value * value;
+      }
+      y.data[o * s.inner + i] = static_cast<float>(call.op.scale * sum);
+    }
+}
+
+void moving_mean(const Call& call) {
+  const Buffer &mean = call.read(0), &x = call.read(1), &y = call.write(0);
+  const double weight = second_moment_weight(call.context.step);
+  for (std::int64_t i = 0; i < y.elements(); ++i)
+    y.data[i] = static_cast<float>((1 - weight) * mean.data[i] + weight * x.data[i]);
+}
+
+// Shazeer & Stern 2018 (arXiv 1804.04235), algorithms 4 and 5. As in torch.optim, the root is at least epsilon, in
+// place of the paper's term in the squares.
+void factored_update(const Call& call) {
+  const Buffer &gradient = call.read(0), &rows = call.read(1), &y = call.write(0);
+  const FactorsShape s = factors_shape(call);
+  const float *const columns = s.columns > 0 ? call.read(2).data : nullptr, *const sums = s.columns > 0
+                                                                                              ? call.read(3).data
+                                                                                              : nullptr;
+  for (std::int64_t i = 0; i < y.elements(); ++i) {
+    double square = 0;
+    if (s.columns > 0) {
+      const std::int64_t row = i / s.columns, group = row / s.rows;
+      if (sums[group] > 0)
+        square = static_cast<double>(rows.data[row]) * columns[group * s.columns + i % s.columns] / sums[group];
+    } else {
+      square = rows.data[i];
+    }
+    y.data[i] = static_cast<float>(gradient.data[i] / std::max(std::sqrt(square), call.context.epsilon));
+  }
 }
 
 // As torch.optim.SGD: v = momentum v + g, w = w - learning_rate v, or with Nesterov's momentum

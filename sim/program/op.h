@@ -167,7 +167,7 @@ struct Op {
   std::uint8_t inner_dims = 1;  // see OpKind::linear
   std::uint8_t group_dims = 0;
   bool transposed_weight = false;  // w is [n.. | k..]
-  bool transpose_a = false;        // batched_matmul
+  bool transpose_a = false;        // batched_matmul; square_sums
   bool transpose_b = false;
   // Adds to the writes that OpTraits::accumulates names, and therefore reads them, too. Storage to which any op of a
   // piece adds begins at zero.
@@ -222,7 +222,7 @@ struct Op {
   // router_loss_backward.
   double scale = 1;
   float probability = 0;  // dropout and its derivative: that an element becomes zero
-  float epsilon = 0;      // norm: added to the variance
+  float epsilon = 0;      // norm: added to the variance; scale: the least factor that a size gives
   // An op that reads a gradient norm: the largest norm that it leaves. An sgd of its own rate (below): the largest
   // magnitude of an element of the momentum; 0: no limit.
   float clip_limit = 0;

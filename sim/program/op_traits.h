@@ -121,9 +121,17 @@ enum class OpKind : std::uint8_t {
   // Optimizer, on the flat buffers of a piece; scale also on other tensors.
   gradient_norm,  // reads gradients; writes a scalar: the square of their norm (sim/program/step_end.h)
                   // reads such scalars; writes their sum
-  scale,          // reads x [, norm]; writes x times Op::scale, clipped (clipped_factor() of realrun/kernel.h). A norm
-                  // of several numbers has one for each index of x's first dimension, or for each equal part of it
+  scale,          // reads x [, norm] [, sizes]; writes x times Op::scale, clipped (clipped_factor() of
+                  // realrun/kernel.h), and times the root of the size, at least Op::epsilon. A norm or sizes of several
+                  // numbers have one for each index of x's first dimension, or for each equal part of it
   subtract,       // reads a, b; writes a - b
+  square_sums,    // reads x [groups.., rows.., columns..]; writes the sums of its squares times Op::scale: one for each
+                  // equal part of x, or with transpose_a for each column of each group (Op::group_dims)
+  moving_mean,    // reads mean, x; writes (1 - w) mean + w x. w falls with the step (second_moment_weight() of
+                  // realrun/kernel.h)
+  factored_update,  // reads gradient [groups, rows, columns], sums of squares of its rows, its columns, each group;
+                    // writes gradient / sqrt(row x column / group)
+                    // reads gradient, squares; writes gradient / sqrt(square)
   adam,           // reads gradient and states [, norm]; writes parameter [, master], exp_avg, exp_avg_sq
   sgd,            // reads gradient, weight [, momentum] [, norm]; writes parameter [, master] [, momentum]
 
@@ -364,9 +372,13 @@ inline constexpr std::array kTable{
         .whole_rows = 0b1),
 
     ROW(gradient_norm, .reads = 0b1, .writes = 0b1, .scratch = true, .of_update = true, .why_none = kAfterLoss),
-    ROW(scale, .reads = 0b01, .may_read = 0b10, .writes = 0b1, .in_place = true, .norm_read = 1,
+    ROW(scale, .reads = 0b001, .may_read = 0b110, .writes = 0b1, .in_place = true, .norm_read = 1,
         .why_none = kAddedLater, .linear = 0b1),
     ROW(subtract, .reads = 0b11, .writes = 0b1, .in_place = true, .why_none = kAddedLater, .linear = 0b11),
+    ROW(square_sums, .reads = 0b1, .writes = 0b1, .scratch = true, .why_none = kAddedLater, .sums = true),
+    ROW(moving_mean, .reads = 0b11, .writes = 0b1, .in_place = true, .why_none = kAfterLoss, .linear = 0b11),
+    ROW(factored_update, .reads = 0b0011, .may_read = 0b1100, .writes = 0b1, .in_place = true, .why_none = kAfterLoss,
+        .linear = 0b1),
     ROW(adam, .op_class = optimizer, .reads = 0b1111, .may_read = 0b10000, .writes = 0b0111, .may_write = 0b1000,
         .in_place = true, .of_update = true, .norm_read = 4, .why_none = kAfterLoss),
     ROW(sgd, .op_class = optimizer, .reads = 0b0011, .may_read = 0b1100, .writes = 0b001, .may_write = 0b110,

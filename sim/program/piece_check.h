@@ -108,6 +108,7 @@ class PieceCheck {
   bool expect_whole(const Op& op);
   bool expect_divided_alike(const Op& op, std::vector<Divided>& axes);
   bool meet(TensorId id, bool takes_part, bool read, std::vector<Divided>& axes);
+  MeshGroup owed_in_update(TensorId id) const;
   MeshGroup owed_by_reads(const Op& op);
   MeshGroup owed_by_result(const Op& op, std::size_t result, const std::vector<Divided>& axes, MeshGroup passed);
 

@@ -37,8 +37,10 @@ void PieceCheck::compute(const Op& op) {
     if (id != kNoTensor && (codes_.contains(id) || contributors_.contains(id)))
       report(Rule::codes, "{} has codes or contributions, which only a quantiser reads", layout(id));
   if (block_ == &piece_.update)
-    for (const TensorId id : op.reads)
+    for (const TensorId id : op.reads) {
       if (is_flat(id)) expect_owes_nothing(id);
+      if (std::size_t p = 0; is_gradient_of_parameter(id, p)) expect_summed_over_holders(p);
+    }
   std::vector<Divided> axes;
   if (!expect_whole(op) || !expect_divided_alike(op, axes)) {  // reported once: its consequences are not checked
     for (const TensorId id : op.writes)
@@ -108,6 +110,16 @@ bool PieceCheck::meet(TensorId id, bool takes_part, bool read, std::vector<Divid
   return true;
 }
 
+// compute() has already checked what each parameter in a flat buffer owes. A gradient owes what its buffer has left to
+// be summed.
+MeshGroup PieceCheck::owed_in_update(TensorId id) const {
+  if (is_flat(id)) return {};
+  std::size_t p = 0;
+  if (!is_gradient_of_parameter(id, p)) return owed(id);
+  const auto flat = flats_.find(storage_of(piece_, id));
+  return flat == flats_.end() ? owed(id) : flat->second.at(p);
+}
+
 // The sum that the results owe because of linear operands.
 MeshGroup PieceCheck::owed_by_reads(const Op& op) {
   const OpTraits& traits = traits_of(op.kind);
@@ -117,8 +129,7 @@ MeshGroup PieceCheck::owed_by_reads(const Op& op) {
   for (std::size_t i = 0; i < op.reads.size(); ++i) {
     const TensorId id = op.reads[i];
     if (id == kNoTensor) continue;
-    // compute() has already checked what each parameter in a flat buffer owes.
-    const MeshGroup owes = block_ == &piece_.update && is_flat(id) ? MeshGroup{} : owed(id);
+    const MeshGroup owes = block_ == &piece_.update ? owed_in_update(id) : owed(id);
     const bool linear = (has_operand(traits.linear, i) && !(op.divides && i > 0)) ||
                         is_copy(op.kind);  // a copy passes on what it moves
     if (linear) ++may_owe;

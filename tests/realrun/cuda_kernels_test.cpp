@@ -866,6 +866,50 @@ TEST(CudaOptimizer, DifferencesAreTheCpus) {
     }
 }
 
+Given squares_of(const Tensor& t, unsigned seed) {
+  Given x = normal(t, seed);
+  for (float& v : x.values) v = v * v;
+  return x;
+}
+
+// Few long sums and many short ones, of whole vectors and not, in groups and not.
+TEST(CudaOptimizer, SumsOfSquaresAreTheCpus) {
+  for (const Dtype dtype : kDtypes)
+    for (const auto& [groups, rows, columns] : {std::tuple(1, 3, 20008), {2, 700, 24}, {3, 41, 301}, {1, 1, 1}}) {
+      const Given x = normal(shaped({{groups}, {rows}, {columns}}, dtype), 1);
+      Op op = op_of(square_sums);
+      op.scale = 0.5;
+      op.group_dims = 1;
+      const auto single = [](std::initializer_list<Dim> dims) { return poisoned({shaped(dims, Dtype::fp32)}); };
+      expect_as_cpu(op, {x}, single({{groups}, {rows}}), {}, static_cast<double>(columns));
+      expect_as_cpu(op, {x}, single({{groups}}), {}, static_cast<double>(rows) * columns);
+      op.transpose_a = true;
+      expect_as_cpu(op, {x}, single({{groups}, {columns}}), {}, static_cast<double>(rows));
+    }
+}
+
+TEST(CudaOptimizer, FactoredMomentsAreTheCpus) {
+  KernelContext context;
+  context.step = 3;
+  context.epsilon = 1e-3;
+  for (const Dtype dtype : kDtypes)
+    for (const auto& [rows, columns] : {std::pair(7, 24), {5, 33}}) {
+      const Tensor matrices = shaped({{2}, {rows}, {columns}}, dtype),
+                   wide = shaped({{2}, {rows}, {columns}}, Dtype::fp32);
+      const Given g = normal(matrices, 1), row = squares_of(shaped({{2}, {rows}}, Dtype::fp32), 2),
+                  column = squares_of(shaped({{2}, {columns}}, Dtype::fp32), 3);
+      expect_as_cpu(op_of(moving_mean), {row, squares_of(row.tensor, 4)}, poisoned({row.tensor}), context);
+      Given sums = squares_of(shaped({{2}}, Dtype::fp32), 5);
+      expect_as_cpu(op_of(factored_update), {g, row, column, sums}, poisoned({wide}), context, 4);
+      sums.values[1] = 0;
+      expect_as_cpu(op_of(factored_update), {g, row, column, sums}, poisoned({wide}), context, 4000);
+      expect_as_cpu(op_of(factored_update), {g, squares_of(wide, 6)}, poisoned({wide}), context, 4);
+      Op step = scaling(scale, true);
+      step.epsilon = 0.3f;
+      expect_as_cpu(step, {g, sums, squares_of(sums.tensor, 7)}, poisoned({matrices}), context);
+    }
+}
+
 TEST(CudaOptimizer, TheNormIsTheSumOfSquaresOverManyBlocks) {
   for (const Dtype dtype : kDtypes)
     for (const std::int64_t n : {1, 100, 100003}) {

@@ -953,6 +953,61 @@ KERNEL_TEST(ScaleKernel, MultipliesAndClipsTheNormOfWhatComesOut) {
   EXPECT_NEAR(normed[5], 3.0 * 3 / 0.25, 1e-5);
 }
 
+KERNEL_TEST(ScaleKernel, MultipliesByTheRootOfASizeThatIsNotTooSmall) {
+  const Operand x{plain({{2}, {3}}), {1, -2, 3, 1, -2, 3}}, sizes{plain({{2}}), {16, 0.01f}},
+      norms{plain({{2}}), {36, 36}};
+  Op op = op_of(scale);
+  op.epsilon = 0.5f;
+  const Values y = call(op, {x, {}, sizes}, {x.tensor})[0];
+  for (std::size_t i = 0; i < 6; ++i) EXPECT_FLOAT_EQ(y[i], x.values[i] * (i < 3 ? 4.0f : 0.5f)) << i;
+  op.clip_limit = 3;  // the norm of x, not of what comes out
+  const Values clipped = call(op, {x, norms, sizes}, {x.tensor})[0];
+  for (std::size_t i = 0; i < 6; ++i) EXPECT_NEAR(clipped[i], y[i] / 2, 1e-6) << i;
+  EXPECT_THROW(call(op, {x, {plain({{1}}), {4}}, sizes}, {x.tensor}), std::logic_error) << "one norm, two sizes";
+}
+
+KERNEL_TEST(SquareSumsKernel, SumsPartsOrColumns) {
+  const Operand x{plain({{2}, {2}, {3}}), {1, 2, 3, 4, 5, 6, -1, -2, -3, 0, 1, 2}};
+  Op op = op_of(square_sums);
+  op.scale = 0.5;
+  EXPECT_EQ(call(op, {x}, {plain({{2}, {2}})})[0], (Values{7, 38.5f, 7, 2.5f}));
+  EXPECT_EQ(call(op, {x}, {plain({{2}})})[0], (Values{45.5f, 9.5f}));
+  EXPECT_EQ(call(op, {x}, {x.tensor})[0], (Values{0.5f, 2, 4.5f, 8, 12.5f, 18, 0.5f, 2, 4.5f, 0, 0.5f, 2}));
+  op.transpose_a = true;
+  EXPECT_EQ(call(op, {x}, {plain({{3}})})[0], (Values{9, 17, 27}));
+  op.group_dims = 1;
+  EXPECT_EQ(call(op, {x}, {plain({{2}, {3}})})[0], (Values{8.5f, 14.5f, 22.5f, 0.5f, 2.5f, 6.5f}));
+  EXPECT_THROW(call(op, {x}, {plain({{5}})}), std::logic_error);
+}
+
+// The first step forgets what was before it, and later ones weigh less and less.
+KERNEL_TEST(MovingMeanKernel, WeighsStepsByTheirNumber) {
+  const Operand mean{plain({{2}}), {1, -3}}, x{plain({{2}}), {2, 5}};
+  KernelContext context;
+  for (const std::int64_t step : {1, 2, 100}) {
+    context.step = step;
+    const double weight = 1 / std::pow(static_cast<double>(step), 0.8);
+    const Values y = call(op_of(moving_mean), {mean, x}, {x.tensor}, context)[0];
+    for (std::size_t i = 0; i < 2; ++i)
+      EXPECT_NEAR(y[i], mean.values[i] + weight * (x.values[i] - mean.values[i]), 1e-6) << step;
+  }
+}
+
+KERNEL_TEST(FactoredUpdateKernel, DividesByTheRootOfTheProductOfTheFactors) {
+  const Operand g{plain({{2}, {2}, {2}}), {1, -2, 3, 4, 5, 6, 7, 8}}, rows{plain({{2}, {2}}), {1, 4, 0, 9}},
+      columns{plain({{2}, {2}}), {2, 8, 3, 0}}, sums{plain({{2}}), {2, 0}};
+  KernelContext context;
+  context.epsilon = 0.5;
+  const Values y = call(op_of(factored_update), {g, rows, columns, sums}, {g.tensor}, context)[0];
+  const Values roots{1, 2, 2, 4, 0.5f, 0.5f, 0.5f, 0.5f};  // a matrix without a gradient is divided by epsilon
+  for (std::size_t i = 0; i < 8; ++i) EXPECT_FLOAT_EQ(y[i], g.values[i] / roots[i]) << i;
+  const Operand squares{g.tensor, {4, 16, 0, 0.01f, 1, 1, 1, 1}};
+  const Values whole = call(op_of(factored_update), {g, squares}, {g.tensor}, context)[0];
+  for (std::size_t i = 0; i < 8; ++i)
+    EXPECT_FLOAT_EQ(whole[i], g.values[i] / std::max(0.5f, std::sqrt(squares.values[i]))) << i;
+  EXPECT_THROW(call(op_of(factored_update), {g, rows, columns, {plain({{1}}), {2}}}, {g.tensor}), std::logic_error);
+}
+
 // The optimizers' kernels scale as a pass before them would have.
 KERNEL_TEST(ScaleKernel, IsWhatOptimizersFuse) {
   const Operand g = random_operand({{7}}, 1), w = random_operand({{7}}, 2), m = random_operand({{7}}, 3),

@@ -591,6 +591,7 @@ class Builder {
     experts();
     difference();
     columns();
+    second_moments();
     return std::move(cases_);
   }
 
@@ -902,6 +903,48 @@ class Builder {
     read("x", {b_, h_});
     read("norm", {{1}}, Values{9});
     write("y", {b_, h_});
+    end();
+    begin(scale, "size");
+    read("x", {b_, h_});
+    skip();
+    read("size", {{1}}, Values{9});
+    write("y", {b_, h_});
+    end();
+  }
+
+  void second_moments() {
+    const Dim one{1};
+    constexpr double kPositive = 8;  // normal numbers around it
+    for (const char* of : {"rows", "columns", "all", "each"}) {
+      begin(square_sums, of).transpose_a = of == std::string_view("columns");
+      last().in_two_digits = true;
+      read("x", {h_, f_});
+      of[0] == 'r'   ? write("y", {h_})
+      : of[0] == 'c' ? write("y", {f_})
+      : of[0] == 'a' ? write("y", {one})
+                     : write("y", {h_, f_});
+      end();
+    }
+    begin(moving_mean);
+    last().context.step = 2;  // the first step forgets the mean
+    last().in_two_digits = true;
+    read("mean", {h_, f_});
+    read("x", {h_, f_});
+    write("y", {h_, f_});
+    end();
+
+    begin(factored_update, "factors");
+    last().in_two_digits = true;
+    read("gradient", {h_, f_});
+    read("rows", {h_}, kPositive);
+    read("columns", {f_}, kPositive);
+    read("sum", {one}, kPositive);
+    write("y", {h_, f_});
+    end();
+    begin(factored_update, "squares");
+    read("gradient", {h_, f_});
+    read("squares", {h_, f_}, kPositive);
+    write("y", {h_, f_});
     end();
   }
 

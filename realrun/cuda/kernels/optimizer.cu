@@ -63,11 +63,18 @@ Scaling scaling_of(const Call& call) {
           square == nullptr ? nullptr : call.singles(*square)};
 }
 
+// What scale multiplies by besides: the root of a part's size, at least `least`.
+struct Size {
+  const float* sizes;
+  float least;
+  __device__ float operator()(std::int64_t of) const { return sizes == nullptr ? 1 : fmaxf(least, sqrtf(sizes[of])); }
+};
+
 template <int kVector>
-__global__ void scale_kernel(std::int64_t elements, std::int64_t part, Scaling scaling, Any x, Any y) {
+__global__ void scale_kernel(std::int64_t elements, std::int64_t part, Scaling scaling, Size size, Any x, Any y) {
   const std::int64_t i = thread_number() * kVector;
   if (i >= elements) return;
-  const float factor = scaling(i / part);
+  const float factor = scaling(i / part) * size(i / part);
   float values[kVector];
   load_vector<kVector>(x, i, values);
 #pragma unroll
@@ -84,6 +91,86 @@ __global__ void subtract_kernel(std::int64_t elements, Any a, Any b, Any y) {
 #pragma unroll
   for (int j = 0; j < kVector; ++j) values[j] = from[j] - values[j];
   store_vector<kVector>(y, i, values);
+}
+
+// ---- Second moments that are factored
+
+// The blocks that share a sum, so that few sums, too, keep all processors busy. Each takes a strip of what is summed.
+std::int64_t strips_of(const Call& call, const SquaresShape& s) {
+  // A block has the threads for one contiguous sum, or for as many columns.
+  const std::int64_t sums = s.outer * (s.inner == 1 ? 1 : divide_up(s.inner, kThreads));
+  const std::int64_t wanted = divide_up(call.launch.processors * kBlocksPerProcessor, sums);
+  return std::clamp<std::int64_t>(wanted, 1, divide_up(s.summed, s.inner == 1 ? kThreads * kWide : kWarp));
+}
+
+// Block [outer, strip]: a strip of a contiguous sum.
+template <int kVector>
+__global__ void square_strips_kernel(std::int64_t summed, std::int64_t strips, Any x, double* partial) {
+  const std::int64_t outer = blockIdx.x / strips, strip = blockIdx.x % strips;
+  double sum = 0;
+  for (std::int64_t k = (strip * blockDim.x + threadIdx.x) * kVector; k < summed; k += strips * blockDim.x * kVector) {
+    float values[kVector];
+    load_vector<kVector>(x, outer * summed + k, values);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) sum += static_cast<double>(values[j]) * values[j];
+  }
+  sum = block_sum(sum, reinterpret_cast<double*>(dynamic_shared()));
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+// Block [outer, tile, strip]: a strip of the rows of as many columns as a block has threads.
+__global__ void square_columns_kernel(SquaresShape s, std::int64_t strips, Any x, double* partial) {
+  const std::int64_t tiles = (s.inner + blockDim.x - 1) / blockDim.x, strip = blockIdx.x % strips,
+                     outer = blockIdx.x / strips / tiles,
+                     column = blockIdx.x / strips % tiles * blockDim.x + threadIdx.x;
+  if (column >= s.inner) return;
+  double sum = 0;
+  for (std::int64_t k = strip; k < s.summed; k += strips) {
+    const float value = load(x, (outer * s.summed + k) * s.inner + column);
+    sum += static_cast<double>(value) * value;
+  }
+  partial[(outer * s.inner + column) * strips + strip] = sum;
+}
+
+__global__ void add_strips_kernel(std::int64_t sums, std::int64_t strips, double factor, const double* partial, Any y) {
+  const std::int64_t i = thread_number();
+  if (i >= sums) return;
+  double sum = 0;
+  for (std::int64_t strip = 0; strip < strips; ++strip) sum += partial[i * strips + strip];
+  store(y, i, static_cast<float>(factor * sum));
+}
+
+template <int kVector>
+__global__ void moving_mean_kernel(std::int64_t elements, float weight, Any mean, Any x, Any y) {
+  const std::int64_t i = thread_number() * kVector;
+  if (i >= elements) return;
+  float before[kVector], values[kVector];
+  load_vector<kVector>(mean, i, before, x, i, values);
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) values[j] = (1 - weight) * before[j] + weight * values[j];
+  store_vector<kVector>(y, i, values);
+}
+
+// `columns`, `sums`: null without factors.
+template <int kVector>
+__global__ void factored_update_kernel(std::int64_t elements, FactorsShape s, float epsilon, Any gradient, Any rows,
+                                       const float* columns, const float* sums, Any y) {
+  const std::int64_t i = thread_number() * kVector;
+  if (i >= elements) return;
+  float g[kVector], square[kVector];
+  load_vector<kVector>(gradient, i, g);
+  if (columns == nullptr) {
+    load_vector<kVector>(rows, i, square);
+  } else {
+    const std::int64_t row = i / s.columns, group = row / s.rows, at = group * s.columns + i % s.columns;
+    // First divided: a product of two small sums would be zero.
+    const float of_row = sums[group] > 0 ? load(rows, row) / sums[group] : 0;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) square[j] = of_row * columns[at + j];
+  }
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) g[j] /= fmaxf(sqrtf(square[j]), epsilon);
+  store_vector<kVector>(y, i, g);
 }
 
 // ---- Updates
@@ -174,15 +261,54 @@ void gradient_norm(const Call& call) {
 void scale(const Call& call) {
   const std::int64_t n = elements(call.write(0));
   const Any in = call.in(0), out = call.out(0);
-  const Operand* const squares = squared_norm(call);
-  const std::int64_t part = squares == nullptr ? n : n / elements(*squares);  // that has a norm of its own
-  ORRERY_LAUNCH_WIDE(call, wide(part, {in, out}), scale_kernel, Elements{n}, 0, n, part, scaling_of(call), in, out);
+  const Operand* const sizes = sizes_of(call);
+  const std::int64_t part = n / scale_parts(call);
+  const Size size{sizes == nullptr ? nullptr : call.singles(*sizes), call.op.epsilon};
+  ORRERY_LAUNCH_WIDE(call, wide(part, {in, out}), scale_kernel, Elements{n}, 0, n, part, scaling_of(call), size, in,
+                     out);
 }
 
 void subtract(const Call& call) {
   const std::int64_t n = elements(call.write(0));
   const Any a = call.in(0), b = call.in(1), out = call.out(0);
   ORRERY_LAUNCH_WIDE(call, wide(n, {a, b, out}), subtract_kernel, Elements{n}, 0, n, a, b, out);
+}
+
+std::int64_t square_sums_scratch(const Call& call) {
+  return bytes_for<double>(elements(call.write(0)) * strips_of(call, squares_shape(call)));
+}
+
+void square_sums(const Call& call) {
+  const SquaresShape s = squares_shape(call);
+  const std::int64_t strips = strips_of(call, s), sums = s.outer * s.inner;
+  const Any in = call.in(0);
+  auto* const partial = call.scratch<double>(sums * strips);
+  if (s.inner == 1)
+    ORRERY_LAUNCH_WIDE(call, wide(s.summed, {in}), square_strips_kernel, blocks(s.outer * strips), kRoomBytes, s.summed,
+                       strips, in, partial);
+  else
+    ORRERY_LAUNCH(call, square_columns_kernel, blocks(s.outer * divide_up(s.inner, kThreads) * strips), 0, s, strips,
+                  in, partial);
+  ORRERY_LAUNCH(call, add_strips_kernel, Elements{sums}, 0, sums, strips, call.op.scale, partial, call.out(0));
+}
+
+void moving_mean(const Call& call) {
+  const std::int64_t n = elements(call.write(0));
+  const auto weight = static_cast<float>(second_moment_weight(call.context.step));
+  const Any mean = call.in(0), x = call.in(1), out = call.out(0);
+  ORRERY_LAUNCH_WIDE(call, wide(n, {mean, x, out}), moving_mean_kernel, Elements{n}, 0, n, weight, mean, x, out);
+}
+
+void factored_update(const Call& call) {
+  const FactorsShape s = factors_shape(call);
+  const std::int64_t n = elements(call.write(0));
+  const auto epsilon = static_cast<float>(call.context.epsilon);
+  const Any g = call.in(0), rows = call.in(1), out = call.out(0);
+  const bool factored = s.columns > 0;
+  const bool is_wide = factored ? wide(s.columns, {g, out}) : wide(n, {g, rows, out});
+  ORRERY_LAUNCH_WIDE(call, is_wide, factored_update_kernel, Elements{n}, 0, n, s, epsilon, g, rows,
+                     factored ? call.singles(call.read(2)) : nullptr, factored ? call.singles(call.read(3)) : nullptr,
+                     out);
 }
 
 // Factors are computed in double.
