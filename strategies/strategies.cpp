@@ -32,6 +32,7 @@
   X(mics)                    \
   X(data_parallel)           \
   X(muon)                    \
+  X(adafactor)               \
   X(flexmoe)                 \
   X(compressed_gradients)    \
   X(offload)                 \

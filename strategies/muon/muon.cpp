@@ -17,7 +17,10 @@
 namespace orrery::muon {
 
 Matrices matrices_of(const Piece& piece, TensorId parameter) {
-  if (!is_layer(piece)) return {};
+  return is_layer(piece) ? matrices_of_product(piece, parameter) : Matrices{};
+}
+
+Matrices matrices_of_product(const Piece& piece, TensorId parameter) {
   const Tensor& t = piece.tensors[parameter];
   // A product reads the parameter, what a rank has gathered of it, or a cast of either. They have its name.
   const std::string_view name = t.name;

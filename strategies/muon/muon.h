@@ -16,5 +16,7 @@ struct Matrices {
   bool any = false;           // false: the parameter is no matrix, or the embedding's or the head's table
 };
 Matrices matrices_of(const Piece& piece, TensorId parameter);
+// The same of any piece: the head's table, too.
+Matrices matrices_of_product(const Piece& piece, TensorId parameter);
 
 }  // namespace orrery::muon

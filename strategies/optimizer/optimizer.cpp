@@ -36,6 +36,7 @@ bool is_adam(const Options& options) { return options.rule == Rule::adam || opti
 // Muon's matrices have a momentum, and sets of their own; what it leaves has AdamW's moments.
 bool is_matrix(const Piece& piece, const ParameterGradient& p) { return muon::matrices_of(piece, p.parameter).any; }
 Rule rule_of(const Options& options, const Piece& piece, const ParameterSet& set) {
+  if (options.rule == Rule::adafactor) return Rule::sgd;  // until its own states are added, matrix by matrix
   if (options.rule != Rule::muon) return options.rule;
   const auto number = static_cast<std::size_t>(&set - piece.sets.data());
   const bool matrices = std::ranges::any_of(piece.parameters, [&](const ParameterGradient& p) {
@@ -268,7 +269,8 @@ double bytes_kept_per_parameter(const Plan& plan) {
   const bool fp32_shards = masters && plan.data.zero_stage == 3 && framework::stack_of(plan).shards_in_fp32;
   double kept = fp32_shards ? bytes(Dtype::fp32) : bytes(plan.precision.storage());
   if (masters && !fp32_shards) kept += bytes(options.parameter_remainders ? Dtype::bf16 : Dtype::fp32);
-  const int moments = is_adam(options) ? 2 : options.rule == Rule::sgd ? 0 : 1;
+  const bool none = options.rule == Rule::sgd || options.rule == Rule::adafactor;
+  const int moments = is_adam(options) ? 2 : none ? 0 : 1;
   return kept + moments * bytes(moment_dtype(options.moments));
 }
 

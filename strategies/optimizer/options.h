@@ -6,8 +6,9 @@
 
 namespace orrery::optimizer {
 
-enum class Rule : std::uint8_t { adamw, adam, sgd, sgd_momentum, muon, lion };
-inline constexpr std::array<std::string_view, 6> kRuleNames{"adamw", "adam", "sgd", "sgd_momentum", "muon", "lion"};
+enum class Rule : std::uint8_t { adamw, adam, sgd, sgd_momentum, muon, lion, adafactor };
+inline constexpr std::array<std::string_view, 7> kRuleNames{"adamw", "adam", "sgd",      "sgd_momentum",
+                                                            "muon",  "lion", "adafactor"};
 enum class MomentDtype : std::uint8_t { fp32, bf16, fp16, fp8, int4 };
 inline constexpr std::array<std::string_view, 5> kMomentDtypeNames{"fp32", "bf16", "fp16", "fp8", "int4"};
 

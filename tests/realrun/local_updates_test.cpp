@@ -88,12 +88,14 @@ Values begin_of(const Scenario& scenario) { return parameters(scenario, steps(1,
 
 // Before they agree, workers train alone: the first one computes what one rank computes on its part of the batch.
 TEST(Workers, WorkersTrainAlone) {
-  for (const char* optimizer : {"sgd", "adamw"}) {
+  using optimizer::Rule;
+  for (const Rule rule : {Rule::sgd, Rule::adamw, Rule::adafactor}) {
+    const std::string_view optimizer = optimizer::kRuleNames[static_cast<std::size_t>(rule)];
     const json of{{"optimizer", optimizer}, {"clip_grad", 0.5}};
     Scenario own = tiny(R"({"data_parallel": 1})", R"({"workload": {"global_batch_size": 2}})");
     Scenario scenario = tiny(R"({"local_steps": 10, "local_workers": 4})");
     for (Scenario* s : {&own, &scenario}) {
-      s->plan.optimizer.rule = optimizer == std::string("sgd") ? optimizer::Rule::sgd : optimizer::Rule::adamw;
+      s->plan.optimizer.rule = rule;
       s->plan.optimizer.clip_grad = 0.5;
     }
     const ExecutionOptions options = steps(3, 0.01);
@@ -677,6 +679,66 @@ TEST(Muon, IsTheSerialAlgorithm) {
         ++matrices;
       }
       EXPECT_GT(matrices, 4u);
+      before = run;
+    }
+  }
+}
+
+// Algorithms 4 and 5 of Shazeer & Stern 2018 (arXiv 1804.04235), with sums in place of their products with ones. Three
+// steps that change the gradients.
+TEST(Adafactor, IsTheSerialAlgorithm) {
+  constexpr double kRate = 0.05, kDecay = 0.01, kLeastSize = 1e-3;
+  const auto root_mean_square = [](const Values& x) {
+    double sum = 0;
+    for (const double value : x) sum += value * value;
+    return std::sqrt(sum / static_cast<double>(x.size()));
+  };
+  for (const char* layout : {R"({"optimizer": "adafactor"})", R"({"optimizer": "adafactor", "tensor_parallel": 4})"}) {
+    const Scenario scenario = tiny(layout);
+    Execution before = execute(scenario, steps(1, 0));
+    std::vector<Values> rows_of(before.parameters.size()), columns_of(before.parameters.size());
+    for (const std::int64_t step : {1, 2, 3}) {
+      ExecutionOptions options = steps(step, kRate);
+      options.weight_decay = kDecay;
+      const Execution run = execute(scenario, options);
+      const double weight = std::pow(static_cast<double>(step), -0.8);  // 1 - beta 2 of this step
+      std::size_t matrices = 0, clipped = 0;
+      for (std::size_t t = 0; t < run.parameters.size(); ++t) {
+        const WholeTensor &from = before.parameters[t], &to = run.parameters[t];
+        const Values x(from.values.begin(), from.values.end()),
+            gradient(run.gradients[t].values.begin(), run.gradients[t].values.end());
+        // The matrices have the hidden width, 32, as their first or as their last dimensions; 16 positions or more.
+        constexpr std::size_t kHidden = 32;
+        const bool matrix = gradient.size() >= 16 * kHidden;
+        auto rows = static_cast<std::size_t>(from.sizes[0]);
+        for (std::size_t d = 1; matrix && rows != kHidden && d + 1 < from.sizes.size(); ++d)
+          rows *= static_cast<std::size_t>(from.sizes[d]);
+        if (!matrix) rows = gradient.size();
+        const std::size_t columns = gradient.size() / rows;
+        Values row(rows), column(columns), update = gradient;
+        for (std::size_t i = 0; i < gradient.size(); ++i) {
+          row[i / columns] += gradient[i] * gradient[i];
+          column[i % columns] += gradient[i] * gradient[i];
+        }
+        rows_of[t].resize(rows), columns_of[t].resize(columns);
+        row = rows_of[t] = combine(1 - weight, rows_of[t], weight, row);
+        column = columns_of[t] = combine(1 - weight, columns_of[t], weight, column);
+        double sum = 0;
+        for (const double value : row) sum += value;
+        for (std::size_t i = 0; i < update.size(); ++i)
+          update[i] /=
+              std::max(options.epsilon, std::sqrt(matrix ? row[i / columns] * column[i % columns] / sum : row[i]));
+        const double clip = std::max(1.0, root_mean_square(update));
+        clipped += clip > 1;
+        const double size = std::max(kLeastSize, root_mean_square(x));
+        const Values expected = combine(kDecay, x, size / clip, update);
+        Values moved(x.size());
+        for (std::size_t i = 0; i < x.size(); ++i) moved[i] = (x[i] - to.values[i]) / kRate;
+        EXPECT_LT(distance(moved, expected, Values(expected.size())), 2e-3) << layout << " step " << step << from.name;
+        matrices += matrix;
+      }
+      EXPECT_EQ(matrices, 2 * 4 + 2u);
+      EXPECT_GT(clipped, 0u);
       before = run;
     }
   }

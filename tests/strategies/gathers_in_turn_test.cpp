@@ -29,13 +29,6 @@ Scenario zero3_of_175b(std::int64_t nodes) {
   return s;
 }
 
-Program lowered(const Scenario& s) {
-  Program p;
-  lower(s, p);
-  for (const Violation& v : check(p)) ADD_FAILURE() << v.text;
-  return p;
-}
-
 // Of a GPT layer of hidden h: normalisation and QKV; projection; normalisation and fc1; fc2.
 std::array<std::int64_t, 4> sets_of_gpt(std::int64_t h) {
   return {2 * h + 3 * h * h + 3 * h, h * h + h, 2 * h + 4 * h * h + 4 * h, 4 * h * h + h};
@@ -87,7 +80,7 @@ Walked walk(const Piece& piece, const Block& block) {
 }
 
 TEST(GathersInTurn, SetsAreTheMatricesWithWhatComesBeforeThem) {
-  const Program p = lowered(zero3_of_175b(8));
+  const Program p = proven(zero3_of_175b(8));
   const Piece& layer = running_layer(p);
   const auto expected = sets_of_gpt(12288);
   ASSERT_EQ(layer.sets.size(), 4u);
@@ -100,7 +93,7 @@ TEST(GathersInTurn, SetsAreTheMatricesWithWhatComesBeforeThem) {
 
 // h^2 = 1.51e8: QKV 4.5e8, projection 1.5e8, fc1 and fc2 6.0e8 each. 1e9 may be gathered: a matrix and the next.
 TEST(GathersInTurn, AMatrixIsGatheredWhenTheOneBeforeItIsInUse) {
-  const Program p = lowered(zero3_of_175b(8));
+  const Program p = proven(zero3_of_175b(8));
   const Piece& layer = running_layer(p);
   const Walked forward = walk(layer, layer.forward);
   EXPECT_THAT(forward.gathers,
@@ -121,7 +114,7 @@ TEST(GathersInTurn, NothingIsGatheredAheadBeyondTheLimit) {
   Scenario s = zero3_of_175b(16);
   s.model = read_model("megatron-530b", {});
   s.model.tied_embeddings = false;
-  const Program p = lowered(s);
+  const Program p = proven(s);
   const Piece& layer = running_layer(p);
   const auto n = sets_of_gpt(20480);
   const Walked forward = walk(layer, layer.forward);
@@ -143,7 +136,7 @@ TEST(GathersInTurn, TheTableThatTheEndsShareCounts) {
   s.model.tied_embeddings = true;
   s.model.vocab = 51200;
   const auto forward = [&] {
-    const Program p = lowered(s);
+    const Program p = proven(s);
     return walk(running_layer(p), running_layer(p).forward).gathers;
   };
   EXPECT_THAT(forward(),
@@ -164,7 +157,7 @@ TEST(GathersInTurn, TheTableThatTheEndsShareCounts) {
 TEST(GathersInTurn, WhatIsUsedAgainSoonStaysGathered) {
   Scenario s = zero3_of_175b(8);
   const auto gathers = [&] {
-    const Program p = lowered(s);
+    const Program p = proven(s);
     const Piece& layer = running_layer(p);
     return walk(layer, layer.backward).gathers.size();
   };
@@ -188,7 +181,7 @@ TEST(GathersInTurn, GradientsAreReducedOneByOne) {
       if (!recompute) s.plan.recompute.mode = activation_recompute::Mode::none;
       if (shards_in_groups) s.plan.data.shard_degree = 16;
       s.plan.data.bucket_bytes = 180000000;  // as the recipes of deepspeed_azure_2022.json
-      const Program p = lowered(s);
+      const Program p = proven(s);
       const Piece& layer = running_layer(p);
       std::set<TensorId> begun;
       std::int64_t most = 0;
@@ -218,10 +211,10 @@ TEST(GathersInTurn, GradientsAreReducedOneByOne) {
 TEST(GathersInTurn, SmallLayersAreGatheredWhole) {
   Scenario s = zero3_of_deepspeed(2);
   const auto sets = [&] {
-    const Program p = lowered(s);
+    const Program p = proven(s);
     return running_layer(p).sets.size();
   };
-  const Program whole = lowered(s);
+  const Program whole = proven(s);
   std::int64_t layer = 0;
   for (const ParameterGradient& g : piece_named(whole, "layer").parameters)
     layer += piece_named(whole, "layer").tensors[g.parameter].elements();
@@ -242,7 +235,7 @@ TEST(GathersInTurn, MoveTheVolumesOfZero3) {
   Scenario s = zero3_of_175b(8);
   s.plan.recompute.mode = activation_recompute::Mode::none;
   const auto moved = [&] {
-    const Program p = lowered(s);
+    const Program p = proven(s);
     const Piece& layer = running_layer(p);
     double elements = 0;
     for (const Block* block : {&layer.forward, &layer.backward})

@@ -76,8 +76,8 @@ TEST(StrategyList, CallsAPlanByTheWordsOfItsStrategies) {
       ElementsAre("freeze", "lora", "tensor", "sequence", "context", "ulysses", "double-ring", "fpdt", "zeppelin",
                   "all-gather-context", "expert", "pipeline", "interleaved", "recompute-selective", "recompute-full",
                   "recompute-op", "recompute-all-but-attention", "activation-offload", "memo", "qlora", "local-updates",
-                  "zero-topo", "hpz", "qwz", "int8-copy", "qgz", "mics", "data", "zero-1", "zero-2", "zero-3",
-                  "muon", "onebit-adam", "zero-one-adam", "powersgd", "top-k", "offload"));
+                  "zero-topo", "hpz", "qwz", "int8-copy", "qgz", "mics", "data", "zero-1", "zero-2", "zero-3", "muon",
+                  "adafactor", "onebit-adam", "zero-one-adam", "powersgd", "top-k", "offload"));
 }
 
 TEST(StrategyList, SaysWhatCannotBeExecutedYet) {
