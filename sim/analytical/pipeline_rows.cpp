@@ -3,14 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-// Rows are loops over stages without dependencies between them. Wider vectors pay if the machine has them (AVX-512
-// gains nothing over AVX2 here). Sanitizers cannot run the resolver functions that this needs.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__) && defined(__OPTIMIZE__)
-#define ORRERY_VECTOR_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define ORRERY_VECTOR_CLONES
-#endif
+#include "sim/base/vector_clones.h"
 
 namespace orrery {
 namespace {
