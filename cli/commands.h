@@ -18,6 +18,7 @@ void add_show(Command app);
 void add_collective(Command app);
 void add_plan(Command app);
 void add_pack(Command app);
+void add_galvatron(Command app);
 void add_validate(Command app);
 void add_run(Command app);
 void add_rank(Command app);  // orrery-gpu's

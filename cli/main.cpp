@@ -40,6 +40,7 @@ int main(int argc, char** argv) {
   orrery::add_collective(app);
   orrery::add_plan(app);
   orrery::add_pack(app);
+  orrery::add_galvatron(app);
   orrery::add_validate(app);
   orrery::add_run(app);
   orrery::add_calibrate(app);

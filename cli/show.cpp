@@ -176,11 +176,11 @@ void add_show(Command app) {
   command
       .add_option(
           "NAME", arguments.name,
-          "A model, cluster, node, device, fabric, strategy, bundled scenario or plan, published measurement, price or "
+          "A model, cluster, node, device, fabric, strategy, bundled scenario, plan or profile, published measurement, price or "
           "other figure of a plan; a model's JSON file; or \"links\"")
       .required()
       .offers_names({"models", "clusters", "nodes", "devices", "fabrics", "strategies", "scenarios", "measurements",
-                     "plans", "prices", "power", "sites", "grids", "failures", "storage", "restarts"})
+                     "plans", "profiles", "prices", "power", "sites", "grids", "failures", "storage", "restarts"})
       .offers_words({"links"})
       .offers_files();
   offer_clusters(command.add_option("OF", arguments.of, "links: of a cluster, node or scenario, or of its JSON file"));

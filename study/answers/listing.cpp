@@ -16,6 +16,7 @@
 #include "strategies/schema.h"
 #include "strategies/strategy.h"
 #include "study/capacity/capacity_plan.h"
+#include "study/galvatron/profile.h"
 #include "study/sweep/document.h"
 #include "study/validation/published.h"
 
@@ -221,6 +222,7 @@ constexpr Listing kListings[] = {
     {"fields", nullptr, [] { return names_in(fields()); }, summary_of_field, nullptr},
     documents("sweeps", nullptr, [] { return bundled_sweeps(); }),
     documents("plans", "plan", [] { return bundled_plans(); }),
+    documents("profiles", "profile", [] { return galvatron::bundled_profiles(); }),
     plan_presets<Price>("prices", "price"),
     plan_presets<Power>("power", "power"),
     plan_presets<SiteOverhead>("sites", "site"),

@@ -1183,6 +1183,7 @@ TEST(List, KnowsEveryKindAndShowKnowsEveryName) {
                                                    {"strategies", "tensor_parallel"},
                                                    {"scenarios", "llama-3-70b-512-h100"},
                                                    {"plans", "llama-3-70b-60-days"},
+                                                   {"profiles", "bert-huge-8-titan"},
                                                    {"prices", "lambda-h100"},
                                                    {"power", "h100-board"},
                                                    {"sites", "google"},

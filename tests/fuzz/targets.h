@@ -19,6 +19,7 @@ void candidate(std::string_view input);            // of a plan of capacity, wit
 void capacity_plan(std::string_view input);        // plan: candidates, deadline, budget
 void cluster(std::string_view input);              // a scenario's cluster, with all that it is made of
 void command_line(std::string_view input);         // words, a line each
+void hybrid_profile(std::string_view input);       // galvatron: layers and links
 void model(std::string_view input);                // a scenario's model, of Hugging Face or not
 void nccl_log(std::string_view input);             // calibrate import: nccl-tests' output or JSON
 void nvidia_topology(std::string_view input);      // nvidia-smi topo -m, rocm-smi --showtopo, amd-smi topology
@@ -51,6 +52,7 @@ inline constexpr std::array kTargets{
     Target{"capacity_plan", capacity_plan, 5000},
     Target{"cluster", cluster, 5500},
     Target{"command_line", command_line, 6000, Form::text},
+    Target{"hybrid_profile", hybrid_profile, 3000},
     Target{"model", model, 5000},
     Target{"nccl_log", nccl_log, 6500},
     Target{"nvidia_topology", nvidia_topology, 40000, Form::text},

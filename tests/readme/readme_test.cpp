@@ -143,6 +143,7 @@ std::string refusal(const std::vector<std::string>& arguments) {
   add_collective(app);
   add_plan(app);
   add_pack(app);
+  add_galvatron(app);
   add_validate(app);
   add_run(app);
   add_calibrate(app);
