@@ -262,7 +262,7 @@ inline constexpr std::array kTable{
     ROW(linear_input_gradient, .op_class = matrix_product, .reads = 0b11, .writes = 0b1, .why_none = kIsDerivative,
         .linear = 0b1, .sums = true),
     ROW(linear_weight_gradient, .op_class = matrix_product, .reads = 0b11, .writes = 0b1, .accumulates = 0b1,
-        .why_none = kIsDerivative, .linear = 0b10, .sums = true),
+        .why_none = kIsDerivative, .linear = 0b11, .product = true, .sums = true),
     // Which factor of the derivative is transposed follows from whether b is.
     ROW(batched_matmul, .op_class = matrix_product, .reads = 0b11, .writes = 0b1, .accumulates = 0b1,
         .derivative = {.ops = {{{OpKind::batched_matmul, {dy, read1}, 0b1},

@@ -251,6 +251,23 @@ inline Op over_buffers(OpKind kind, const char* name, std::initializer_list<Tens
   return for_all_instances(computation(kind, name, Phase::update, reads, writes));
 }
 
+// Sums gradients over a group once a step, packed into a buffer of their own: they may be divided into shards by then.
+// `elements`: of all of them. Does nothing without any.
+inline void sum_packed(Piece& piece, PackedGradients packed, const char* name, const char* op_name, Stream stream,
+                       MeshGroup group, std::int64_t elements) {
+  if (elements == 0) return;
+  Tensor t;
+  t.name = name;
+  t.category = Category::communication_buffer;
+  t.dtype = piece.tensors[packed.gradients.front()].dtype;
+  t.rank = 1;
+  t.sizes[0] = elements;
+  const TensorId id = packed.buffer = piece.add(t);
+  piece.packed.push_back(std::move(packed));
+  piece.update.ops.push_back(
+      for_all_instances(communication(OpKind::all_reduce, op_name, Phase::update, stream, group, id, id)));
+}
+
 // Casts of one tensor, one after another, are one kernel with several results: the later ones do not read it again.
 inline void join_casts(Block& block) {
   for (std::size_t i = 1; i < block.ops.size(); ++i) {

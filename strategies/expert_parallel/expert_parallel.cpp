@@ -66,6 +66,7 @@ class Experts {
         options_.dispatcher == Dispatcher::allgather ? rewrite_gathering(*block) : rewrite(*block);
       if (options_.permute == Permute::einsum) use_masks(*block);
     }
+    sum_undivided_gradients();
     if (options_.overlap_shared) overlap_shared_experts();
   }
 
@@ -403,6 +404,24 @@ class Experts {
     block.ops = out_;
   }
 
+  // ---- parameters that ranks of expert_tensor_parallel do not divide ----
+
+  // A factor of an expert's matrix that lacks the inner width is whole on these ranks. An operand of its gradient is
+  // then a part of a sum over them.
+  void sum_undivided_gradients() {
+    if (tensor_.empty()) return;
+    PackedGradients summed;
+    std::int64_t elements = 0;
+    for (const ParameterGradient& p : piece_.parameters) {
+      const Tensor& t = piece_.tensors[p.parameter];
+      if (p.gradient == kNoTensor || t.find(Axis::experts) < 0 || t.divided_over().contains(tensor_)) continue;
+      summed.gradients.push_back(p.gradient);
+      elements += t.elements();
+    }
+    sum_packed(piece_, std::move(summed), "undivided_gradients", "undivided_gradients.all_reduce",
+               Stream::expert_communication, tensor_, elements);
+  }
+
   // ---- losses of routers ----
 
   // Sums the tokens per expert over ranks with parts of the same sequence (Megatron-Core reduces over these ranks too),
@@ -460,18 +479,26 @@ class Experts {
       return chosen;
     }
     Storages gradients(piece_);
+    // An addition belongs to a shared expert if the sum meets its values again. Others add the routed experts'
+    // gradients.
+    const auto adds_within = [&](const Op& add) {
+      return gradients.has(add.reads[0]) && std::ranges::any_of(block.ops, [&](const Op& op) {
+               return std::ranges::find(op.reads, add.writes[0]) != op.reads.end() && own.has_any(op.reads);
+             });
+    };
     for (std::size_t i = 0; i < block.ops.size(); ++i) {
       const Op& op = block.ops[i];
       const bool adds_up = op.kind == OpKind::add;
-      const bool of_weights = op.phase == Phase::weight_gradient || is_communication(op.kind);
-      if (adds_up || !(own.has_any(op.reads) || (of_weights && gradients.has_any(op.reads)))) continue;
+      const bool goes_on = op.phase == Phase::weight_gradient || is_communication(op.kind) || op.kind == OpKind::scale;
+      if (adds_up ? !adds_within(op) : !(own.has_any(op.reads) || (goes_on && gradients.has_any(op.reads)))) continue;
       chosen[i] = 1;
       (op.kind == OpKind::cast && own.has(op.reads[0]) ? own : gradients).add_all(op.writes);
     }
-    // Casts and gathers of the incoming gradient that only serve them.
+    // Casts, gathers and multiples of the incoming gradient that only serve them.
     for (std::size_t i = block.ops.size(); i-- > 0;) {
       const Op& op = block.ops[i];
-      if (chosen[i] != 0 || (op.kind != OpKind::cast && op.kind != OpKind::all_gather)) continue;
+      const bool copies = op.kind == OpKind::cast || op.kind == OpKind::all_gather || op.kind == OpKind::scale;
+      if (chosen[i] != 0 || !copies) continue;
       std::size_t readers = 0, shared = 0;
       for (std::size_t j = i + 1; j < block.ops.size(); ++j)
         if (std::ranges::find(block.ops[j].reads, op.writes[0]) != block.ops[j].reads.end())

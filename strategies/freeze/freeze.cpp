@@ -68,6 +68,7 @@ class Freezer {
   }
 
   // From the end: an op stays if one of its results is needed. An unneeded result is dropped if the kernel can omit it.
+  // A rotary_backward without the shared key's gradient would be one of another form.
   void prune() {
     Storages needed(piece_);
     for (const ParameterGradient& p : piece_.parameters) needed.add(p.gradient);
@@ -86,7 +87,7 @@ class Freezer {
     for (std::size_t i = ops.size(); i-- > 0;) {
       Op op = ops[i];
       if (!needed.has_any(op.writes)) continue;
-      for (std::size_t w = 0; w < op.writes.size(); ++w) {
+      for (std::size_t w = 0; w < op.writes.size() && op.kind != OpKind::rotary_backward; ++w) {
         if (op.writes[w] == kNoTensor || needed.has(op.writes[w]) || (traits_of(op.kind).may_write >> w & 1u) == 0)
           continue;
         op.writes[w] = kNoTensor;

@@ -1,6 +1,12 @@
 // Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): beside y = x W, which is frozen, y += alpha/r (x A) B, whose A
 // [k, r] and B [r, n] are trained. The pass adds adapters to the pieces before anything divides them. Parallelism then
 // lays them out as any other product: the dimension of the rank is divided over nothing.
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "models/layers.h"
 #include "sim/program/rewrite.h"
 #include "strategies/framework/framework.h"
@@ -21,49 +27,89 @@ bool takes(const Options& options, Target matrix) {
          (matrix == Target::mlp_out && options.names(Target::down_proj));
 }
 
+bool takes_mlp(const Options& options) { return takes(options, Target::mlp_in) || takes(options, Target::mlp_out); }
+
 // The matrices that can have an adapter, with names of its factors.
 struct Matrix {
   Target target;
+  bool of_experts;
   const char *a, *b;
 };
-constexpr std::array<Matrix, 4> kMatrices{
-    {{Target::qkv, "qkv_lora_a", "qkv_lora_b"},
-     {Target::attention_output, "attention_output_lora_a", "attention_output_lora_b"},
-     {Target::mlp_in, "fc1_lora_a", "fc1_lora_b"},
-     {Target::mlp_out, "fc2_lora_a", "fc2_lora_b"}}};
-
-// The matrix of a product, if it gets an adapter; which it is follows from the axes that it maps from and to.
-const Matrix* target_of(const Options& options, const Op& op, const Tensor& weight) {
-  if (op.kind != OpKind::linear || op.group_dims > 0) return nullptr;
-  const auto has = [&](Axis axis, int from, int to) {
-    return std::find(weight.axes.begin() + from, weight.axes.begin() + to, axis) != weight.axes.begin() + to;
-  };
-  const int inner = op.inner_dims;
-  const auto maps_from = [&](Axis axis) { return has(axis, 0, inner); };
-  const auto maps_to = [&](Axis axis) { return has(axis, inner, weight.rank); };
-  const std::array<bool, kMatrices.size()> is{maps_to(Axis::group_qkv), maps_from(Axis::groups), maps_to(Axis::ffn),
-                                              maps_from(Axis::ffn)};
-  for (std::size_t m = 0; m < is.size(); ++m)
-    if (is[m] && takes(options, kMatrices[m].target)) return &kMatrices[m];
-  return nullptr;
-}
+constexpr std::array<Matrix, 11> kMatrices{
+    {{Target::qkv, false, "qkv_lora_a", "qkv_lora_b"},
+     {Target::query, false, "query_lora_a", "query_lora_b"},
+     {Target::query_down, false, "query_latent_lora_a", "query_latent_lora_b"},
+     {Target::query_up, false, "query_lora_a", "query_lora_b"},
+     {Target::key_value_down, false, "kv_latent_lora_a", "kv_latent_lora_b"},
+     {Target::key_value_up, false, "kv_lora_a", "kv_lora_b"},
+     {Target::attention_output, false, "attention_output_lora_a", "attention_output_lora_b"},
+     {Target::mlp_in, false, "fc1_lora_a", "fc1_lora_b"},
+     {Target::mlp_out, false, "fc2_lora_a", "fc2_lora_b"},
+     {Target::mlp_in, true, "expert_fc1_lora_a", "expert_fc1_lora_b"},
+     {Target::mlp_out, true, "expert_fc2_lora_a", "expert_fc2_lora_b"}}};
 
 // Adds adapters to the products of a layer, in its forward and its backward.
 class Adapters {
  public:
-  Adapters(const Options& options, Dtype gradient_dtype, Piece& piece)
-      : options_(options), gradient_dtype_(gradient_dtype), piece_(piece) {
+  Adapters(const Options& options, bool latent, Dtype gradient_dtype, Piece& piece)
+      : options_(options), latent_(latent), gradient_dtype_(gradient_dtype), piece_(piece) {
     for (const Op& op : piece.forward.ops)
       if (op.is_random()) draws_ = std::max(draws_, op.draw + 1);
   }
 
   void run() {
     for (std::size_t i = 0; i < piece_.forward.ops.size(); ++i)
-      if (const Op op = piece_.forward.ops[i]; op.reads[1] != kNoTensor)
-        if (const Matrix* matrix = target_of(options_, op, piece_.tensors[op.reads[1]])) i += add(*matrix, op, i);
+      if (const Op op = piece_.forward.ops[i]; op.kind == OpKind::linear)
+        if (const Matrix* matrix = matrix_of(op)) i += add(*matrix, op, i);
   }
 
  private:
+  // The matrix of a product, if it gets an adapter; which it is follows from the axes that it maps from and to.
+  const Matrix* matrix_of(const Op& op) const {
+    const Tensor& weight = piece_.tensors[op.reads[1]];
+    const auto has = [&](Axis axis, int from, int to) {
+      return std::find(weight.axes.begin() + from, weight.axes.begin() + to, axis) != weight.axes.begin() + to;
+    };
+    const int inner = op.group_dims, outer = inner + op.inner_dims;
+    const auto maps_from = [&](Axis axis) { return has(axis, inner, outer); };
+    const auto maps_to = [&](Axis axis) { return has(axis, outer, weight.rank); };
+    std::optional<Target> target;
+    if (maps_to(Axis::group_qkv)) {
+      target = Target::qkv;
+    } else if (maps_from(Axis::groups)) {
+      target = Target::attention_output;
+    } else if (maps_to(Axis::ffn) || maps_to(Axis::expert_ffn)) {
+      target = Target::mlp_in;
+    } else if (maps_from(Axis::ffn) || maps_from(Axis::expert_ffn)) {
+      target = Target::mlp_out;
+    } else if (latent_) {
+      target = latent_target(op, maps_from(Axis::hidden), maps_to(Axis::groups));
+    }
+    if (!target || !takes(options_, *target)) return nullptr;
+    const auto is_it = [&](const Matrix& m) { return m.target == *target && m.of_experts == (op.group_dims > 0); };
+    return std::ranges::find_if(kMatrices, is_it);
+  }
+  // Latent attention has two matrices to latents, whose norms follow, and two from them. Only keys and values get a
+  // part that all heads share: the norm leaves it out, and a rotary kernel puts it in.
+  std::optional<Target> latent_target(const Op& product, bool from_hidden, bool to_heads) const {
+    const std::vector<Op>& ops = piece_.forward.ops;
+    TensorId y = product.writes[0];
+    auto reader = ops.end();
+    do {
+      reader = std::ranges::find_if(ops, [&](const Op& op) { return op.reads[0] == y; });
+      if (reader == ops.end()) return std::nullopt;
+      y = reader->writes[0];
+    } while (reader->kind == OpKind::cast);
+    if (to_heads) {
+      if (reader->kind == OpKind::rotary && reader->reads[1] != kNoTensor) return Target::key_value_up;
+      return from_hidden ? Target::query : Target::query_up;
+    }
+    if (reader->kind != OpKind::norm) return std::nullopt;  // a router
+    const Tensor& x = piece_.tensors[reader->reads[0]];
+    const bool whole = piece_.tensors[reader->reads[1]].elements() == x.sizes[x.rank - 1];
+    return whole ? Target::query_down : Target::key_value_down;
+  }
+
   // Returns the number of ops that it has inserted behind the product.
   std::size_t add(const Matrix& matrix, const Op& product, std::size_t at) {
     const TensorId x = product.reads[0], y = product.writes[0];
@@ -71,16 +117,16 @@ class Adapters {
     piece_.forward.ops[at].writes[0] = own;
     std::vector<Op> ops;
 
-    const int inner = product.inner_dims;
+    const int inner = product.inner_dims, outer = product.group_dims + inner;
     const Dim rank{options_.rank, Axis::none};
     const Tensor weight = piece_.tensors[product.reads[1]];
     Tensor a = weight, b = weight, low = piece_.tensors[y];
-    a.truncate(inner);
+    a.truncate(outer);
     a.append(rank);
-    b.truncate(0);
+    b.truncate(product.group_dims);
     b.append(rank);
-    for (int d = inner; d < weight.rank; ++d) b.append({weight.sizes[d], weight.axes[d]});
-    low.truncate(low.rank - (weight.rank - inner));
+    for (int d = outer; d < weight.rank; ++d) b.append({weight.sizes[d], weight.axes[d]});
+    low.truncate(low.rank - (weight.rank - outer));
     low.append(rank);
     const TensorId down = add_parameter(a, matrix.a), up = add_parameter(b, matrix.b);
 
@@ -145,6 +191,7 @@ class Adapters {
     Op op = computation(kind, name, phase, reads, {write});
     op.compute_dtype = product.compute_dtype;
     op.inner_dims = static_cast<std::uint8_t>(inner_dims);
+    op.group_dims = product.group_dims;
     op.plain = true;
     return op;
   }
@@ -165,6 +212,7 @@ class Adapters {
   }
 
   const Options& options_;
+  const bool latent_;
   const Dtype gradient_dtype_;
   Piece& piece_;
   int draws_ = 0;
@@ -177,7 +225,9 @@ void rewrite(const Scenario& scenario, Program& program) {
   for (Piece& piece : program.pieces) {
     first_of_adapters.push_back(static_cast<TensorId>(piece.tensors.size()));
     if (const Plan& plan = plans.of(piece); is_layer(piece) && has_adapters(plan))
-      Adapters(plan.lora, framework::gradient_dtype(scenario.plan), piece).run();
+      Adapters(plan.lora, scenario.model.attention == AttentionKind::latent, framework::gradient_dtype(scenario.plan),
+               piece)
+          .run();
   }
   program.model = model_work(scenario.model, scenario.workload, scenario.plan.batch.micro_batch_size, program.pieces,
                              program.line, program.packed.get());
@@ -187,9 +237,31 @@ void rewrite(const Scenario& scenario, Program& program) {
       program);
 }
 
+// What computes the queries, keys and values of latent attention.
+constexpr std::array kFromLatents{Target::query, Target::query_up, Target::key_value_up};
+
+// Refuses matrices that only the other kind of attention has.
+template <class Fail>
+void check_latent_attention(const Model& model, const Options& options, const Fail& fail) {
+  const bool latent = model.attention == AttentionKind::latent, narrow = model.query_lora_rank > 0;
+  if (takes(options, Target::qkv) && latent)
+    fail(
+        "no linear_qkv: latent attention has linear_q_down_proj, linear_q_up_proj, linear_kv_down_proj and "
+        "linear_kv_up_proj");
+  constexpr std::array kOfLatents{Target::query, Target::query_down, Target::query_up, Target::key_value_down,
+                                  Target::key_value_up};
+  for (const Target target : kOfLatents) {
+    if (!options.names(target)) continue;
+    const std::string name(kTargetNames[static_cast<std::size_t>(target)]);
+    if (!latent) fail("no " + name + ", which latent attention has");
+    if (target == Target::query && narrow) fail("no " + name + ": this model computes queries from latents");
+    if ((target == Target::query_down || target == Target::query_up) && !narrow)
+      fail("no " + name + ": this model computes queries without latents (linear_q_proj)");
+  }
+}
+
 void check(const Scenario& scenario) {
   if (!used(scenario)) return;
-  const Model& model = scenario.model;
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     if (!has_adapters(plan)) return;
     const Options& options = plan.lora;
@@ -198,8 +270,7 @@ void check(const Scenario& scenario) {
       if (options.names(part)) fail("linear_qkv: queries, keys and values come from one matrix, which has one adapter");
     for (const Target part : {Target::gate_proj, Target::up_proj})
       if (options.names(part)) fail("linear_fc1: gate and up projection are one matrix, which has one adapter");
-    if (takes(options, Target::qkv) && model.attention == AttentionKind::latent)
-      fail("no linear_qkv: latent attention has no matrix of queries, keys and values");
+    check_latent_attention(scenario.model, options, fail);
     // FPDT runs the projection to queries, keys and values chunk by chunk, and so the gather of x A over ranks that
     // divide the sequence: a chunk would gather other tokens than those that it multiplies. And chunks of an adapter's
     // dropout would draw the numbers of other tokens.
@@ -209,10 +280,12 @@ void check(const Scenario& scenario) {
       if (options.dropout > 0 && takes(options, Target::mlp_out))
         refuse(plan, "lora_dropout", "0 for an adapter of linear_fc2 with context_parallel_type \"fpdt\"", at);
     }
-    if (!takes(options, Target::mlp_in) && !takes(options, Target::mlp_out)) return;
-    if (model.experts > 0) fail("linear_qkv and linear_proj alone: experts have no adapters");
-    if (plan.recompute.repeats(activation_recompute::Module::mlp))
+    using activation_recompute::Module;
+    if (takes_mlp(options) && plan.recompute.repeats(Module::mlp))
       fail("linear_qkv and linear_proj alone with recompute_modules \"mlp\", which repeats no adapters");
+    if (std::ranges::any_of(kFromLatents, [&](Target t) { return takes(options, t); }) &&
+        plan.recompute.repeats(Module::latent_projections))
+      fail("other matrices with recompute_modules \"mla_up_proj\", which repeats no adapters");
   });
   const freeze::Frozen frozen{freeze::frozen_layers(scenario, has_no_adapters), true, true};
   if (std::ranges::find(frozen.layers, false) == frozen.layers.end())
@@ -226,6 +299,14 @@ constexpr FieldRule kExcludes[]{keep({"freeze", "freeze_embedding", "freeze_head
 constexpr FieldRule kIdle[]{keep({"lora_alpha", "lora_dropout", "lora_targets"}, "without lora_rank",
                                  [](const AskedOf& a) { return has_adapters(a.layers); })};
 
+// Rows of experts lie in other slots on one rank.
+void check_runnable(const Scenario& scenario) {
+  for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
+    if (has_adapters(plan) && plan.lora.dropout > 0 && scenario.model.has_experts() && takes_mlp(plan.lora))
+      refuse(plan, "lora_dropout", "0 in a real run with adapters of experts, whose rows would draw other numbers", at);
+  });
+}
+
 constexpr PlanWord kWords[]{{"lora", used}};
 
 }  // namespace
@@ -238,7 +319,8 @@ Strategy describe() {
           .idle = kIdle,
           .check = check,
           .rewrite = rewrite,
-          .words = kWords};
+          .words = kWords,
+          .check_runnable = check_runnable};
 }
 
 }  // namespace orrery::lora

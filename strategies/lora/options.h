@@ -9,7 +9,7 @@
 namespace orrery::lora {
 
 // Matrices of a layer, by Megatron's names, and by those of Hugging Face models where these are other names for the
-// same matrix. The last five are parts of a fused matrix.
+// same matrix. The five from q_proj on are parts of a fused matrix, the last five are those of latent attention.
 enum class Target : std::uint8_t {
   qkv,
   attention_output,
@@ -21,11 +21,29 @@ enum class Target : std::uint8_t {
   k_proj,
   v_proj,
   gate_proj,
-  up_proj
+  up_proj,
+  query,
+  query_down,
+  query_up,
+  key_value_down,
+  key_value_up
 };
-inline constexpr std::array<std::string_view, 11> kTargetNames{"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2",
-                                                               "o_proj",     "down_proj",   "q_proj",     "k_proj",
-                                                               "v_proj",     "gate_proj",   "up_proj"};
+inline constexpr std::array<std::string_view, 16> kTargetNames{"linear_qkv",
+                                                               "linear_proj",
+                                                               "linear_fc1",
+                                                               "linear_fc2",
+                                                               "o_proj",
+                                                               "down_proj",
+                                                               "q_proj",
+                                                               "k_proj",
+                                                               "v_proj",
+                                                               "gate_proj",
+                                                               "up_proj",
+                                                               "linear_q_proj",
+                                                               "linear_q_down_proj",
+                                                               "linear_q_up_proj",
+                                                               "linear_kv_down_proj",
+                                                               "linear_kv_up_proj"};
 
 struct Options {
   std::int64_t rank = 0;

@@ -51,15 +51,15 @@ class Partition {
     keep_exponentials();
     PackedGradients summed;
     summed.gradients = replicated_;
-    reduce_packed("replicated_gradients", "replicated_gradients.all_reduce", replicated_elements_, all_,
-                  std::move(summed));
+    sum_packed(piece_, std::move(summed), "replicated_gradients", "replicated_gradients.all_reduce",
+               Stream::tensor_communication, all_, replicated_elements_);
     PackedGradients shared;
     shared.shared_heads = true;
     for (const ParameterGradient& p : piece_.parameters)
       if (std::find(shared_.begin(), shared_.end(), p.parameter) != shared_.end())
         shared.gradients.push_back(p.gradient);
-    reduce_packed("key_value_gradients", "key_value_gradients.all_reduce", shared_elements_, sharing_,
-                  std::move(shared));
+    sum_packed(piece_, std::move(shared), "key_value_gradients", "key_value_gradients.all_reduce",
+               Stream::tensor_communication, sharing_, shared_elements_);
   }
 
  private:
@@ -457,24 +457,6 @@ class Partition {
     if (gradient == kNoTensor || layout(gradient) != replicated || layout(source) == replicated) return;
     replicated_elements_ += piece_.tensors[gradient].elements();
     replicated_.push_back(gradient);
-  }
-
-  // Reduces once a step, packed into a separate buffer: the gradients it sums may be sharded by then.
-  void reduce_packed(const char* name, const char* op_name, std::int64_t elements, MeshGroup group,
-                     PackedGradients packed) {
-    if (elements == 0) return;
-    Tensor t;
-    t.name = name;
-    t.category = Category::communication_buffer;
-    t.dtype = piece_.tensors[packed.gradients.front()].dtype;
-    t.rank = 1;
-    t.sizes[0] = elements;
-    const TensorId id = add_tensor(t, replicated);
-    packed.buffer = id;
-    piece_.packed.push_back(std::move(packed));
-    Op op = communication(OpKind::all_reduce, op_name, Phase::update, Stream::tensor_communication, group, id, id);
-    op.every = kAllInstances;
-    piece_.update.ops.push_back(op);
   }
 
   struct Partial {

@@ -941,16 +941,27 @@ TEST(OneRank, AdaptersAreALowRankPartOfTheirMatrices) {
   constexpr double kAlpha = 6;
   constexpr std::size_t kRank = 4;
   constexpr double kScale = kAlpha / kRank;
-  for (const char* plan : {R"({"flash_attention": true})", R"({"flash_attention": false, "micro_batch_size": 2})"}) {
-    json patch = base("llama");
-    patch["plan"] = json::parse(plan);
-    Scenario dense = tiny(patch.dump());
-    patch["plan"].merge_patch({{"lora_rank", kRank},
-                               {"lora_alpha", kAlpha},
-                               {"lora_targets", {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}}});
+  struct Case {
+    const char *model, *plan;
+    std::vector<std::string> targets;
+    std::size_t adapters;
+  };
+  const std::vector<std::string> all{"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"},
+      latents{"linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj"};
+  for (const Case& c : {Case{"llama", R"({"flash_attention": true})", all, 16},
+                        Case{"llama", R"({"flash_attention": false, "micro_batch_size": 2})", all, 16},
+                        Case{"mixtral", R"({"micro_batch_size": 2})", all, 12},  // one layer without experts
+                        Case{"shared_experts", "{}", all, 12},                   // of shared and of routed experts
+                        Case{"switch", R"({"framework": "fsdp"})", all, 16},
+                        Case{"latent", R"({"flash_attention": false})", latents, 16}}) {
+    SCOPED_TRACE(c.model);
+    json patch = base(c.model);
+    patch["plan"] = json::parse(c.plan);
+    const Scenario dense = runnable(tiny(patch.dump()));
+    patch["plan"].merge_patch({{"lora_rank", kRank}, {"lora_alpha", kAlpha}, {"lora_targets", c.targets}});
     ExecutionOptions options = seeded(1, 1);
     options.learning_rate = 0;
-    const Execution adapted = execute(tiny(patch.dump()), options);
+    const Execution adapted = execute(runnable(tiny(patch.dump())), options);
 
     std::map<std::string, const WholeTensor*> adapters, gradients;
     std::vector<WholeTensor> matrices;
@@ -962,7 +973,7 @@ TEST(OneRank, AdaptersAreALowRankPartOfTheirMatrices) {
       }
     }
     for (const WholeTensor& t : adapted.gradients) gradients[t.name] = &t;
-    ASSERT_EQ(adapters.size(), 4u * 4 * 2);
+    ASSERT_EQ(adapters.size(), 2 * c.adapters);
     const auto first_values = [&] {
       options.first_values.clear();
       for (const WholeTensor& t : matrices) options.first_values.push_back(t.values);
@@ -970,44 +981,53 @@ TEST(OneRank, AdaptersAreALowRankPartOfTheirMatrices) {
     first_values();
     EXPECT_GT(std::abs(execute(dense, options).losses[0] - adapted.losses[0]), 1e-3) << "without what adapters add";
 
-    const auto each = [&](auto visit) {  // visit(matrix, a, b, rows, columns)
+    // visit(matrix, a, b, experts, rows, columns)
+    const auto each = [&](auto visit) {
       for (std::size_t t = 0; t < matrices.size(); ++t)
-        if (const auto a = adapters.find(matrices[t].name + "_lora_a"); a != adapters.end()) {
-          const WholeTensor& b = *adapters.at(matrices[t].name + "_lora_b");
-          visit(t, *a->second, b, a->second->values.size() / kRank, b.values.size() / kRank);
+        if (const auto found = adapters.find(matrices[t].name + "_lora_a"); found != adapters.end()) {
+          const WholeTensor &a = *found->second, &b = *adapters.at(matrices[t].name + "_lora_b");
+          const std::size_t all = matrices[t].values.size(),
+                            experts = a.values.size() * b.values.size() / (all * kRank * kRank),
+                            rows = a.values.size() / (experts * kRank), columns = b.values.size() / (experts * kRank);
+          if (experts * rows * columns == all) visit(t, a, b, experts, rows, columns);  // not a bias of the same name
         }
     };
-    each([&](std::size_t t, const WholeTensor& a, const WholeTensor& b, std::size_t rows, std::size_t columns) {
-      ASSERT_EQ(matrices[t].values.size(), rows * columns);
-      for (std::size_t i = 0; i < rows; ++i)
-        for (std::size_t j = 0; j < columns; ++j)
-          for (std::size_t r = 0; r < kRank; ++r)
-            matrices[t].values[i * columns + j] +=
-                static_cast<float>(kScale * a.values[i * kRank + r] * b.values[r * columns + j]);
+    // visit(element of the matrix, of A, of B), for each product that W + alpha/r A B adds
+    const auto each_product = [](std::size_t experts, std::size_t rows, std::size_t columns, auto visit) {
+      for (std::size_t e = 0; e < experts; ++e)
+        for (std::size_t i = 0; i < rows; ++i)
+          for (std::size_t j = 0; j < columns; ++j)
+            for (std::size_t r = 0; r < kRank; ++r)
+              visit((e * rows + i) * columns + j, (e * rows + i) * kRank + r, (e * kRank + r) * columns + j);
+    };
+    each([&](std::size_t t, const WholeTensor& a, const WholeTensor& b, std::size_t experts, std::size_t rows,
+             std::size_t columns) {
+      each_product(experts, rows, columns, [&](std::size_t w, std::size_t of_a, std::size_t of_b) {
+        matrices[t].values[w] += static_cast<float>(kScale * a.values[of_a] * b.values[of_b]);
+      });
     });
     first_values();
     const Execution merged = execute(dense, options);
     EXPECT_NEAR(merged.losses[0], adapted.losses[0], 1e-5);
     std::size_t compared = 0;
-    each([&](std::size_t t, const WholeTensor& a, const WholeTensor& b, std::size_t rows, std::size_t columns) {
+    each([&](std::size_t t, const WholeTensor& a, const WholeTensor& b, std::size_t experts, std::size_t rows,
+             std::size_t columns) {
       const WholeTensor& whole = merged.gradients[t];
       ASSERT_EQ(whole.name, matrices[t].name);
       WholeTensor da = *gradients.at(a.name), db = *gradients.at(b.name);
       std::vector<double> expected_a(da.values.size()), expected_b(db.values.size());
-      for (std::size_t i = 0; i < rows; ++i)
-        for (std::size_t j = 0; j < columns; ++j)
-          for (std::size_t r = 0; r < kRank; ++r) {
-            const double slope = kScale * whole.values[i * columns + j];
-            expected_a[i * kRank + r] += slope * b.values[r * columns + j];
-            expected_b[r * columns + j] += slope * a.values[i * kRank + r];
-          }
+      each_product(experts, rows, columns, [&](std::size_t w, std::size_t of_a, std::size_t of_b) {
+        const double slope = kScale * whole.values[w];
+        expected_a[of_a] += slope * b.values[of_b];
+        expected_b[of_b] += slope * a.values[of_a];
+      });
       WholeTensor by_a = da, by_b = db;
       std::ranges::copy(expected_a, by_a.values.begin());
       std::ranges::copy(expected_b, by_b.values.begin());
       EXPECT_LT(distance({by_a, by_b}, {da, db}), 2e-5) << whole.name;
       ++compared;
     });
-    EXPECT_EQ(compared, 16u);
+    EXPECT_EQ(compared, c.adapters);
   }
 }
 

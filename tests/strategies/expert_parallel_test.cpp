@@ -247,6 +247,7 @@ TEST(ExpertParallel, SharedExpertsBesideExchangesBringTheirCopies) {
           s.plan.precision.mix = mix;
           s.plan.data.zero_stage = stage;
           s.plan.lora.rank = rank;
+          if (rank > 0 && stage == 0) s.plan.lora.targets = {2, 3};  // linear_fc1, linear_fc2
           s.plan.expert.overlap_shared = true;
           for (const Violation& v : check(lowered(s))) ADD_FAILURE() << node << stage << rank << ": " << v.text;
         }

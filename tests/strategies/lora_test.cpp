@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "sim/program/rewrite.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {
@@ -174,6 +175,109 @@ TEST(Lora, DividesAdaptersAsTheirMatrices) {
   // A parameter that every rank holds has gradients of the rank's own part of the sequence. They are summed once a
   // step.
   EXPECT_DOUBLE_EQ(crosses(layer.update, layer), 4.0 * kAdapterRank * 4 * kLlamaWidth + 4);
+}
+
+// Mixtral 8x7B: the width, an expert's; experts of a layer and of a token.
+constexpr double kMixtralWidth = 4096, kMixtralInner = 14336, kMixtralExperts = 8, kMixtralChoices = 2;
+
+Scenario mixtral_with_adapters(std::int64_t expert_ranks = 1, std::int64_t expert_tensor_ranks = 1) {
+  Scenario s = llama_with_adapters({Target::mlp_in, Target::mlp_out});
+  s.model = read_model("mixtral-8x7b", {});
+  s.plan.data.degree = 0;
+  s.plan.expert.degree = expert_ranks;
+  s.plan.expert.tensor_degree = expert_tensor_ranks;
+  return s;
+}
+// The adapters of fc1, with a gate, and of fc2, on one of `ranks` that divide the inner width.
+double of_one_expert(double ranks) {
+  return kAdapterRank * (kMixtralWidth + 2 * kMixtralInner / ranks) +
+         kAdapterRank * (kMixtralInner / ranks + kMixtralWidth);
+}
+
+// A and B of each expert. What lacks the inner width is whole on the ranks that divide it; they sum its gradient once a
+// step.
+TEST(Lora, EachExpertHasAdaptersThatAreDividedAsItsMatrices) {
+  for (const std::int64_t experts : {1, 2, 4})
+    for (const std::int64_t parts : {1, 2}) {
+      const Program p = proven(mixtral_with_adapters(experts, parts));
+      const Piece& layer = middle_layer(p);
+      const double here = kMixtralExperts / static_cast<double>(experts);
+      EXPECT_EQ(trained_elements(layer), here * of_one_expert(static_cast<double>(parts)));
+      EXPECT_FALSE(layer.sets[0].frozen());
+      EXPECT_EQ(piece_memory(layer, 1).resident.of(Place::device, Category::gradient), 4 * trained_elements(layer));
+      double summed = 0, reduced = 0;
+      for (const Block* block : {&layer.backward, &layer.update})
+        for (const Op& op : block->ops) {
+          if (op.kind != OpKind::all_reduce || is_gradient_norm(layer, op.reads[0])) continue;
+          const bool whole = op.group == p.mesh.group(MeshAxis::etp) && parts > 1;
+          (whole ? summed : reduced) += bytes(op, layer.tensors);
+          EXPECT_EQ(p.mesh.size(op.group), whole ? parts : 8 / (experts * parts)) << "an expert's replicas";
+        }
+      EXPECT_EQ(summed, parts == 1 ? 0 : 4 * here * 2 * kAdapterRank * kMixtralWidth);
+      EXPECT_EQ(reduced, experts * parts == 8 ? 0 : 4 * trained_elements(layer));
+    }
+}
+
+// Rows cost what tokens do at other matrices, and travel as without adapters.
+TEST(Lora, AdaptersOfExpertsMultiplyTheRowsOfTheirExperts) {
+  for (const std::int64_t parts : {1, 2}) {
+    Scenario s = mixtral_with_adapters(4, parts);
+    s.plan.lora.targets = numbers_of({Target::attention_output, Target::mlp_in, Target::mlp_out});
+    const Program p = proven(s);
+    const Piece& layer = middle_layer(p);
+    const auto grouped = [](const Block& block, const Piece& piece) {
+      double all = 0;
+      for (const Op& op : block.ops) all += op.group_dims > 0 && is_matmul(op.kind) ? flops(op, piece.tensors) : 0;
+      return all;
+    };
+    const auto travels = [&](const Piece& piece) {
+      double all = 0;
+      for (const Block* block : {&piece.forward, &piece.backward})
+        for (const Op& op : block->ops)
+          all += op.account == Stream::expert_communication ? bytes(op, piece.tensors) : 0;
+      return all;
+    };
+    const double rows = 2048 * kMixtralChoices * static_cast<double>(parts);  // gathered by ranks that divide experts
+    const double matrices = 3 * kMixtralWidth * kMixtralInner / static_cast<double>(parts);
+    const double adapters = of_one_expert(static_cast<double>(parts));
+    EXPECT_DOUBLE_EQ(grouped(layer.forward, layer), 2 * rows * (matrices + adapters));
+    EXPECT_DOUBLE_EQ(grouped(layer.backward, layer), rows * (2 * matrices + 4 * adapters));
+    s.plan.lora.targets = numbers_of({Target::attention_output});
+    const Program attention = proven(s);
+    EXPECT_EQ(travels(layer), travels(middle_layer(attention)));
+    EXPECT_EQ(grouped(middle_layer(attention).backward, middle_layer(attention)), rows * 2 * matrices);
+    // Model FLOPs count the rows that tokens take.
+    const double of_experts = p.model.flops_per_step - attention.model.flops_per_step, layers = 32;
+    EXPECT_NEAR(of_experts / (8 * 2048 * layers * 6 * kMixtralChoices * of_one_expert(1)), 1, 1e-9);
+  }
+}
+
+// DeepSeek-V3: a dense MLP in the first layers, shared experts in the others; both are linear_fc1 and linear_fc2, too.
+TEST(Lora, AdaptersAreThoseOfSharedExpertsAndOfDenseLayersToo) {
+  Scenario s = llama_with_adapters({Target::mlp_in, Target::mlp_out});
+  s.model = read_model("deepseek-v3", {});
+  const Program p = proven(s);
+  const double width = 7168, dense = 18432, inner = 2048, experts = 256;
+  const auto of = [&](double ffn) { return kAdapterRank * (2 * width + 3 * ffn); };
+  EXPECT_EQ(trained_elements(p.pieces[p.line[1].piece]), of(dense));
+  EXPECT_EQ(trained_elements(middle_layer(p)), (experts + 1) * of(inner));
+}
+
+// Multi-head latent attention: from the residual width to the latents, and from these to the heads.
+TEST(Lora, LatentAttentionHasAdaptersOfItsFourMatrices) {
+  const auto trained = [](const char* model, std::initializer_list<Target> targets) {
+    Scenario s = llama_with_adapters(targets);
+    s.model = read_model(model, {});
+    return trained_elements(middle_layer(proven(s)));
+  };
+  const double width = 7168, queries = 1536, keys = 512, turning = 64, heads = 128;
+  const double query_down = width + queries, query_up = queries + heads * (128 + 64), down = width + keys + turning,
+               up = keys + heads * (128 + 128);
+  EXPECT_EQ(trained("deepseek-v3", {Target::query_down}), kAdapterRank * query_down);
+  EXPECT_EQ(trained("deepseek-v3", {Target::query_up}), kAdapterRank * query_up);
+  EXPECT_EQ(trained("deepseek-v3", {Target::key_value_down}), kAdapterRank * down);
+  EXPECT_EQ(trained("deepseek-v3", {Target::key_value_up, Target::query_up}), kAdapterRank * (up + query_up));
+  EXPECT_EQ(trained("deepseek-v2-lite", {Target::query}), kAdapterRank * (2048.0 + 16 * (128 + 64)));
 }
 
 TEST(Lora, ProductsOfAdaptersStayIn16Bits) {
@@ -387,11 +491,26 @@ TEST(Lora, RefusesWhatHasNoAdapter) {
     EXPECT_THAT(named(part), HasSubstr("expected linear_fc1: gate and up projection are one matrix"));
   EXPECT_THAT(refusal([](Scenario& s) { s.model = read_model("deepseek-v3", {}); }),
               HasSubstr("expected no linear_qkv: latent attention"));
-  EXPECT_THAT(refusal([](Scenario& s) {
-                s.model = read_model("mixtral-8x7b", {});
-                s.plan.lora.targets = numbers_of({Target::mlp_in});
-              }),
-              HasSubstr("experts have no adapters"));
+  const auto latent = [&](const char* model, Target target) {
+    return refusal([&](Scenario& s) {
+      s.model = read_model(model, {});
+      s.plan.lora.targets = numbers_of({target});
+    });
+  };
+  EXPECT_THAT(latent("llama-2-7b", Target::key_value_up),
+              HasSubstr("expected no linear_kv_up_proj, which latent attention has"));
+  EXPECT_THAT(latent("deepseek-v3", Target::query),
+              HasSubstr("expected no linear_q_proj: this model computes queries"));
+  EXPECT_THAT(latent("deepseek-v2-lite", Target::query_down),
+              HasSubstr("expected no linear_q_down_proj: this model computes queries without latents (linear_q_proj)"));
+  EXPECT_THAT(
+      refusal([](Scenario& s) {
+        s.model = read_model("deepseek-v3", {});
+        s.plan.recompute.mode = activation_recompute::Mode::selective;
+        s.plan.recompute.modules = {static_cast<std::int64_t>(activation_recompute::Module::latent_projections)};
+        s.plan.lora.targets = numbers_of({Target::key_value_up});
+      }),
+      HasSubstr("with recompute_modules \"mla_up_proj\", which repeats no adapters"));
   EXPECT_EQ(refusal([](Scenario& s) { s.model = read_model("mixtral-8x7b", {}); }), "nothing");
   EXPECT_THAT(refusal([](Scenario& s) {
                 s.plan.recompute.mode = activation_recompute::Mode::selective;
