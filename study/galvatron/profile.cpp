@@ -13,8 +13,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr NumberRange kAnyAmount{.least = 0, .most = 1e9};
-constexpr NumberRange kPositive{.least = 1e-6, .most = 1e9};
+constexpr NumberRange kAnyAmount{.least = 0, .most = 1e6};
+constexpr NumberRange kFactor{.least = 0, .most = 1e3, .exclude_least = true};
+constexpr NumberRange kPositive{.least = 1e-6, .most = 1e6};
 constexpr IntegerRange kDevices{.least = 1, .most = 1024};
 constexpr IntegerRange kLayerCount{.least = 1, .most = 10'000};
 constexpr IntegerRange kLength{.least = 1, .most = std::int64_t{1} << 30};
@@ -104,13 +105,13 @@ MicroBatchRule rule_of(JsonReader& reader) {
 }  // namespace
 
 void Estimator::visit_fields(FieldVisitor& v) {
-  v.field("backward_to_forward", backward_to_forward, positive(), "time of a backward pass over a forward pass's");
+  v.field("backward_to_forward", backward_to_forward, kFactor, "time of a backward pass over a forward pass's");
   v.field("overlap_slowdown", overlap_slowdown, {.least = 1, .most = 10},
           "slowdown of computation and of communication while they overlap");
-  v.field("seconds_per_ms", seconds_per_ms, positive(), "seconds for which a measured millisecond counts");
+  v.field("seconds_per_ms", seconds_per_ms, kFactor, "seconds for which a measured millisecond counts");
   v.field("boundary_mib_per_sample", boundary_mib_per_sample, kAnyAmount, "MiB of a sample that a change moves");
   v.field("leaving_sharded_seconds", leaving_sharded_seconds, kAnyAmount, "price of a change from sharded to not");
-  v.field("state_copies", state_copies, positive(), "states over parameters, in memory");
+  v.field("state_copies", state_copies, kFactor, "states over parameters, in memory");
   v.field("sharded_extra", sharded_extra, {.least = 0, .most = 1}, "sharded states are 1/data + this");
   v.field("sharded_overlapped", sharded_overlapped, {.least = 0, .most = 2},
           "sharded: bytes of an all-reduce that overlap with the backward pass");

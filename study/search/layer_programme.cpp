@@ -63,8 +63,7 @@ bool LayerProgramme::bound_units() {
   std::int64_t most_transient = 0;
   for (std::size_t k = 0; k < kinds_.size(); ++k) {
     smallest[k] = std::numeric_limits<std::int64_t>::max();
-    for (LayerOption& option : kinds_[k].options) {
-      if (option.memory + option.transient > budget_) option.cost = kCannot;
+    for (const LayerOption& option : kinds_[k].options) {
       if (option.cost == kCannot) continue;
       smallest[k] = std::min(smallest[k], option.memory);
       largest[k] = std::max(largest[k], option.memory);
@@ -150,8 +149,7 @@ std::optional<LayerPlan> LayerProgramme::ending_at(std::int64_t units) const {
     plan.memory += memory;
     if (layer == 0) break;
     const std::vector<Run>& runs = runs_[layer * choices_ + choice];
-    const auto after = std::ranges::upper_bound(runs, std::min(units, top_[layer + 1]), std::less{},
-                                                [](const Run& r) { return r.first; });
+    const auto after = std::ranges::upper_bound(runs, units, {}, &Run::first);
     plan.choices[layer - 1] = std::prev(after)->from;
     units -= memory;
   }

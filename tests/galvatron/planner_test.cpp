@@ -155,6 +155,7 @@ TEST(GalvatronPlanner, SkipsWhatCannotBeDivided) {
   fine.batch_step = 4;
   const PlannerResult result = search(fine, whole, {.memory_mib = 20 * kMibPerGib});
   ASSERT_TRUE(result.best);
+  EXPECT_EQ(result.first_batch, 8);
   EXPECT_EQ(result.by_pipeline.front().best->batch, 40);
 }
 
