@@ -79,7 +79,8 @@ bool is_gain(const std::string& number) {
 bool is_of_points(const std::string& number) { return number.starts_with("point_"); }
 // Returns true if the number adds to a kernel's work: a better rate makes up for more of it.
 bool is_work(const std::string& number) {
-  return number == "half_k" || number == "split_k" || number == "half_sequence" || number.ends_with("last_wave");
+  return number == "half_k" || number == "split_k" || number == "half_sequence" || number.ends_with("last_wave") ||
+         number.ends_with("window_edge");
 }
 
 template <class Curve>
@@ -106,6 +107,7 @@ class PublishedKernels {
   PublishedFit fit() {
     for (const Json& curve : fits_.at("attention").at("curves")) fit_attention(curve);
     for (const Json& curve : fits_.at("attention").at("lent")) lend_attention(curve);
+    for (const Json& windows : fits_.at("attention").at("windows")) fit_windows(windows);
     for (const Json& die : fits_.at("dies").at("boards")) {
       for (const Dtype dtype : {Dtype::bf16, Dtype::fp8, Dtype::nvfp4}) fit_matmul(die, dtype);
       fit_memory(die);
@@ -187,13 +189,16 @@ class PublishedKernels {
     });
   }
 
-  Points attentions(const std::string& board, const std::string& kernel, Dtype dtype) const {
+  Points attentions(const std::string& board, const std::string& kernel, Dtype dtype, bool windowed = false) const {
     return points_of(board, {"attention"}, [&](Point& point, Json& p) {
-      const AttentionShape s{p["shape"][0], p["shape"][1], p["shape"][2],
-                             p["shape"][3], p["shape"][3], p["shape"][4],
-                             p["shape"][5], p["causal"],   0};
+      const std::int64_t window = p.value("window", 0);
+      const AttentionShape s{p["shape"][0], p["shape"][1], p["shape"][2], p["shape"][3], p["shape"][3],
+                             p["shape"][4], p["shape"][5], p["causal"],   window};
       const double d = real(s.head_dim), dv = real(s.value_head_dim), rows = real(s.batch * s.queries);
-      const double pairs = rows * real(s.heads) * real(s.keys) * (s.causal ? 0.5 : 1);
+      const double seen = windowed   ? real(window) * (1 - real(window) / real(2 * s.keys)) / real(s.keys)
+                          : s.causal ? 0.5
+                                     : 1;
+      const double pairs = rows * real(s.heads) * real(s.keys) * seen;
       const double width = dtype == Dtype::bf16 ? 2 : 1;  // of q, k and v; the output has 16 bits
       const double moved = rows * (width * (real(s.heads) * d + real(s.kv_heads) * (d + dv)) + 2 * real(s.heads) * dv);
       const bool forward = p["phase"] != "backward", backward = p["phase"] != "forward";
@@ -203,7 +208,7 @@ class PublishedKernels {
         };
         return (forward ? pass(false, 2 * (d + dv)) : 0) + (backward ? pass(true, 2 * (3 * d + 2 * dv)) : 0);
       };
-      return p["kernel"] == kernel && dtype_of_attention(p) == dtype;
+      return p["kernel"] == kernel && dtype_of_attention(p) == dtype && (window > 0) == windowed;
     });
   }
 
@@ -373,6 +378,15 @@ class PublishedKernels {
                                 : attention["narrow"][name_of(dtype)];
   }
 
+  static void put_attention(Calibration& calibration, const AttentionCurve& curve) {
+    if (curve.dtype == Dtype::bf16) {
+      calibration.attention = curve;
+      return;
+    }
+    std::erase_if(calibration.narrow_attention, [&](const AttentionCurve& n) { return n.dtype == curve.dtype; });
+    calibration.narrow_attention.push_back(curve);
+  }
+
   void fit_attention(const Json& of) {
     const std::string kernel = of.at("kernel");
     const Dtype dtype = dtype_of_attention(of);
@@ -382,15 +396,7 @@ class PublishedKernels {
         .dtype = dtype == Dtype::bf16 ? Dtype::bf16 : Dtype::fp8,
         .parameters = {{"forward_efficiency", 0.6, 0.05, 1}, {"half_sequence", 200, 1, 2000}},
         .rates = {"forward_efficiency", "backward_efficiency"},
-        .put =
-            [dtype](Calibration& calibration, const AttentionCurve& c) {
-              if (dtype == Dtype::bf16) {
-                calibration.attention = c;
-              } else {
-                std::erase_if(calibration.narrow_attention, [&](const AttentionCurve& n) { return n.dtype == dtype; });
-                calibration.narrow_attention.push_back(c);
-              }
-            },
+        .put = put_attention,
         .get = [dtype](const Calibration& calibration) { return calibration.attention_of(dtype); }};
     fit.known.dtype = dtype;
     if (dtype == Dtype::bf16) {
@@ -465,6 +471,49 @@ class PublishedKernels {
       curve.*rate = std::min(1.0, four_digits(curve.*rate * there(to) / there(from)));
     }
     write(attention_in(boards_.at(to), lent), curve, {});
+  }
+
+  // Fits what the edges of windows cost a kernel, whose curve is known, to its points within windows, and gives it to
+  // the kernel on other boards and to kernels like it.
+  void fit_windows(const Json& of) {
+    const std::string kernel = of.at("kernel"), key = key_of_attention(of);
+    const Dtype dtype = dtype_of_attention(of);
+    const auto boards =
+        measured(of.at("boards"), 1, [&](const std::string& b) { return attentions(b, kernel, dtype, true); });
+    std::vector<FitParameter> parameters{{"forward_window_edge", 300, 1, 3000}};
+    if (!of.contains("backward_as")) parameters.push_back({"backward_window_edge", 500, 1, 3000});
+    const auto with = [&](Board board, const std::vector<double>& values) {
+      AttentionCurve curve = curves_.at({board.name, key});
+      set_numbers(curve, parameters, values);
+      put_attention(board.calibration, curve);
+      return board;
+    };
+    std::vector<double> values = fit_least_squares(
+                                     parameters,
+                                     [&](const std::vector<double>& tried) {
+                                       std::vector<double> errors;
+                                       for (const auto& [board, points] : boards) {
+                                         const std::vector<double> own = with(*board, tried).log_errors(points);
+                                         errors.insert(errors.end(), own.begin(), own.end());
+                                       }
+                                       return errors;
+                                     },
+                                     published_loss())
+                                     .values;
+    for (double& value : values) value = four_digits(value);
+    for (const auto& [board, points] : boards) state(with(*board, values), "attention in windows " + key, points);
+    AttentionCurve edges;
+    set_numbers(edges, parameters, values);
+    if (of.contains("backward_as")) edges.backward_window_edge = curves_.at(of["backward_as"]).backward_window_edge;
+    const auto give = [&](const Json& to) {
+      const std::string board = to.at("board");
+      AttentionCurve& curve = curves_[{board, key_of_attention(to)}];
+      curve.forward_window_edge = edges.forward_window_edge, curve.backward_window_edge = edges.backward_window_edge;
+      OrderedJson& json = attention_in(boards_.at(board), to);
+      json["forward_window_edge"] = edges.forward_window_edge;
+      json["backward_window_edge"] = edges.backward_window_edge;
+    };
+    for (const Json& to : of.at("to")) give(to);
   }
 
   void fit_matmul(const Json& die, Dtype dtype) {

@@ -87,7 +87,7 @@ inline constexpr std::array<CurveNumber<MatmulCurve>, 11> kMatmulNumbers{
      {"sustained_seconds", &MatmulCurve::sustained_seconds},
      {"point_quantise_seconds", &MatmulCurve::point_quantise_seconds},
      {"point_quantise_bytes", &MatmulCurve::point_quantise_bytes}}};
-inline constexpr std::array<CurveNumber<AttentionCurve>, 11> kAttentionNumbers{
+inline constexpr std::array<CurveNumber<AttentionCurve>, 13> kAttentionNumbers{
     {{"forward_efficiency", &AttentionCurve::forward_efficiency, kEfficiency, true},
      {"backward_efficiency", &AttentionCurve::backward_efficiency, kEfficiency, true},
      {"half_sequence", &AttentionCurve::half_sequence},
@@ -96,6 +96,8 @@ inline constexpr std::array<CurveNumber<AttentionCurve>, 11> kAttentionNumbers{
      {"forward_least_head_dim", &AttentionCurve::forward_least_head_dim},
      {"masked_share", &AttentionCurve::masked_share, kAtMostOne},
      {"backward_masked_share", &AttentionCurve::backward_masked_share, {.least = -1, .most = 1}},
+     {"forward_window_edge", &AttentionCurve::forward_window_edge},
+     {"backward_window_edge", &AttentionCurve::backward_window_edge},
      {"forward_last_wave", &AttentionCurve::forward_last_wave},
      {"backward_last_wave", &AttentionCurve::backward_last_wave},
      {"fixed_seconds", &AttentionCurve::fixed_seconds}}};

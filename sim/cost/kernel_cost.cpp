@@ -182,7 +182,8 @@ KernelModel::KernelModel(const Device& device, const Calibration& calibration)
                      {curve.forward_last_wave * multiprocessors_, curve.backward_last_wave * multiprocessors_},
                      {curve.half_head_dim, backward(curve.backward_half_head_dim, curve.half_head_dim)},
                      {curve.forward_least_head_dim, 0},
-                     {curve.masked_share, backward(curve.backward_masked_share, curve.masked_share)}};
+                     {curve.masked_share, backward(curve.backward_masked_share, curve.masked_share)},
+                     {curve.forward_window_edge, curve.backward_window_edge}};
   }
 }
 
@@ -218,8 +219,9 @@ KernelModel::Times KernelModel::attention_times(const AttentionShape& s, Dtype d
   const auto head_dim = static_cast<double>(s.head_dim), queries = static_cast<double>(s.queries);
   const std::int64_t keys = s.window > 0 ? std::min(s.window, s.keys) : s.keys;
   const double rows = static_cast<double>(s.batch) * static_cast<double>(s.heads) * queries;
+  const double edge = attention.edge_of_window(way, static_cast<double>(s.window), static_cast<double>(s.keys));
   const double idle_pairs =
-      rows * attention.curve->half_sequence +
+      rows * (attention.curve->half_sequence + edge) +
       attention.idle_tiles[way] * std::min(static_cast<double>(kAttentionRows), queries) * static_cast<double>(keys);
   double executed = flops;
   if (const double share = attention.masked_share[way]; share > 0)
@@ -233,8 +235,9 @@ KernelModel::Times KernelModel::document_times(const AttentionShape& s, Dtype dt
   const Attention& attention = attention_of(dtype);
   const std::size_t way = backward ? 1 : 0;
   const double heads = static_cast<double>(s.batch) * static_cast<double>(s.heads);
+  const double edge = attention.edge_of_window(way, static_cast<double>(s.window), pairs.longest);
   const double idle =
-      heads * (pairs.idle_pairs + (pairs.queries + pairs.idle_queries) * attention.curve->half_sequence) +
+      heads * (pairs.idle_pairs + (pairs.queries + pairs.idle_queries) * (attention.curve->half_sequence + edge)) +
       attention.idle_tiles[way] * std::min(static_cast<double>(kAttentionRows), pairs.queries) * pairs.longest;
   const double masked = attention.masked_share[way] * std::max(0.0, pairs.rectangle - pairs.counted);
   return {flops_per_pair(s, backward) * (heads * (pairs.counted + masked) + idle) * attention.seconds_per_flop[way] *
@@ -382,7 +385,13 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors, 
         percent(backward ? curve.backward_efficiency : curve.forward_efficiency), peak, curve.half_sequence,
         attention.half_head_dim[backward ? 1 : 0], backward ? curve.backward_last_wave : curve.forward_last_wave,
         percent(total.flops / (total.seconds * peak)));
-    if (computes_outside_window(s, dtype, backward)) text += "    computes what lies outside the window, too\n";
+    if (computes_outside_window(s, dtype, backward))
+      text += "    computes what lies outside the window, too\n";
+    else if (s.window > 0)
+      text += fmt::format(
+          "    the edge of the window costs each query {:.0f} keys more\n",
+          attention.edge_of_window(backward ? 1 : 0, static_cast<double>(s.window),
+                                   documents == nullptr ? static_cast<double>(s.keys) : documents->longest));
     if (const double least = attention.least_head_dim[backward ? 1 : 0]; static_cast<double>(s.head_dim) < least)
       text += fmt::format("    times {:.0f} / head_dim: a smaller head_dim does not shrink the softmax\n", least);
     if (documents != nullptr)

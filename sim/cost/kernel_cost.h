@@ -76,6 +76,7 @@ struct GroupedCurve {
 inline constexpr std::int64_t kAttentionRows = 128;
 
 // compute = flops per (query, key) pair * (pairs + masked_share * masked pairs + queries * half_sequence
+//                                          + queries * (1 - window / keys of the sequence) * window_edge
 //                                          + last_wave * multiprocessors * min(128, queries of a head) * keys)
 //           / (peak * efficiency * head_dim / (head_dim + half_head_dim))
 // Pairs and queries are summed over batch and heads; `keys` are one head's, at most the window. Within the documents of
@@ -93,6 +94,9 @@ struct AttentionCurve {
   double forward_least_head_dim = 0;
   double masked_share = 0;  // share of masked pairs that are computed nevertheless: 0 FlashAttention, 1 all
   double backward_masked_share = -1;  // the same for the backward; below 0: as the forward
+  // Keys of each query that a window costs beside its own. Tiles at its early edge are computed whole and masked, and
+  // each tile of queries reads so few of keys that the kernel's pipeline does not fill.
+  double forward_window_edge = 0, backward_window_edge = 0;
   // Idle time of multiprocessors at the end of a kernel, on average, in tiles of 128 queries over all keys.
   double forward_last_wave = 0, backward_last_wave = 0;
   double fixed_seconds = 0;  // on the device, per kernel
@@ -262,7 +266,11 @@ class KernelModel {
     double peak = 0;                           // that the curve's efficiencies are shares of
     std::array<double, 2> seconds_per_flop{};  // for an endless head_dim
     std::array<double, 2> idle_tiles{};        // last_wave * multiprocessors
-    std::array<double, 2> half_head_dim{}, least_head_dim{}, masked_share{};
+    std::array<double, 2> half_head_dim{}, least_head_dim{}, masked_share{}, window_edge{};
+    // Keys of each query that a window costs beside its own: none of queries that see all keys before them.
+    double edge_of_window(std::size_t way, double window, double keys) const {
+      return window > 0 ? window_edge[way] * std::max(0.0, 1 - window / keys) : 0;
+    }
     // Seconds of a FLOP at a head_dim, over those at an endless one.
     double of_head_dim(std::size_t way, double head_dim) const {
       return (1 + half_head_dim[way] / head_dim) * std::max(1.0, least_head_dim[way] / head_dim);

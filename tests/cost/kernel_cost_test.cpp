@@ -393,8 +393,8 @@ struct CausalAttention {
 };
 
 // Dao 2023, section 3.3, with a window: its pairs are executed, and the multiprocessors that idle at the end wait for
-// tiles of the window's keys, not of the sequence's.
-TEST(Attention, OfAWindowCostsItsPairsAndALastWaveOfItsKeys) {
+// tiles of the window's keys, not of the sequence's. Queries whose window leaves out keys before them pay for its edge.
+TEST(Attention, OfAWindowCostsItsPairsItsEdgeAndALastWaveOfItsKeys) {
   const Device device = simple_device();
   Calibration calibration = simple_calibration();
   AttentionCurve& curve = calibration.attention;
@@ -402,6 +402,7 @@ TEST(Attention, OfAWindowCostsItsPairsAndALastWaveOfItsKeys) {
   curve.half_sequence = 100;
   curve.half_head_dim = 32, curve.backward_half_head_dim = 64;
   curve.forward_last_wave = 0.25, curve.backward_last_wave = 0.5;
+  curve.forward_window_edge = 300, curve.backward_window_edge = 500;
   curve.fixed_seconds = 4e-6;
   const KernelModel model(device, calibration);
   constexpr std::int64_t kBatch = 2, kHeads = 16, kSequence = 8192, kWindow = 1024, kHeadDim = 128;
@@ -419,8 +420,9 @@ TEST(Attention, OfAWindowCostsItsPairsAndALastWaveOfItsKeys) {
     const double rows = real(kBatch * kHeads * kSequence);
     const double pairs = real(kBatch * kHeads) * (sequence * keys - keys * keys / 2);
     forward.window = backward.window = window;
-    const double waiting_forward = rows * 100 + 0.25 * kMultiprocessors * 128 * keys,
-                 waiting_backward = rows * 100 + 0.5 * kMultiprocessors * 128 * keys;
+    const double cut = 1 - keys / sequence;  // of the queries
+    const double waiting_forward = rows * (100 + 300 * cut) + 0.25 * kMultiprocessors * 128 * keys,
+                 waiting_backward = rows * (100 + 500 * cut) + 0.5 * kMultiprocessors * 128 * keys;
     const double seconds_forward =
         4e-6 + 4 * real(kHeadDim) * (pairs + waiting_forward) / (100e12 * 0.7) * (1 + 32.0 / kHeadDim);
     const double seconds_backward =
