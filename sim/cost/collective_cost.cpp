@@ -338,8 +338,10 @@ struct CollectiveModel::Formulas {
   double intra_share(double share, Protocol p) const {
     return p == Protocol::ll ? std::min(share, g.ll_rate / (g.r > 1 ? g.ring_rate : g.nic_rate)) : share;
   }
-  double inter_share(double share, Protocol p) const {
-    return p == Protocol::ll ? std::min({share, m.inter_.ll_share, g.ll_rate / g.nic_rate}) : share;
+  // Relative to the rate of a node's NICs, or to that of the one NIC which a rank sends by.
+  double inter_share(double share, Protocol p) const { return inter_share(share, p, g.nic_rate); }
+  double inter_share(double share, Protocol p, double nic_rate) const {
+    return p == Protocol::ll ? std::min({share, m.inter_.ll_share, g.ll_rate / nic_rate}) : share;
   }
 
   Candidate ring(OpKind kind, Protocol p) const {
@@ -477,7 +479,8 @@ struct CollectiveModel::Formulas {
     x.intra_bytes = (r - 1) / r * bytes;
     x.intra_seconds = bytes / (g.ring_rate * intra_share(c.protocol_share[i], p));
     x.inter_bytes = out_steps / nodes * bytes;
-    x.inter_seconds = x.inter_bytes / (g.one_rank_nic_rate * m.inter_.ring_share * inter_share(c.protocol_share[i], p));
+    x.inter_seconds = x.inter_bytes / (g.one_rank_nic_rate * m.inter_.ring_share *
+                                       inter_share(c.protocol_share[i], p, g.one_rank_nic_rate));
     // The crossing is relative to all NICs of a node, of which one sends here.
     x.fabric_seconds = x.inter_seconds * std::max(1.0, g.crossing.ring * g.one_rank_nic_rate / g.nic_rate);
     return x;
@@ -606,7 +609,8 @@ struct CollectiveModel::Formulas {
       x.latency_seconds += send_stack(p) + ring_step(p);
       const double crossing = kind == OpKind::ring_shift ? g.crossing.shift : g.crossing.send;
       x.fabric_seconds =
-          bytes * crossing / (g.one_rank_nic_rate * m.inter_.ring_share * inter_share(c.protocol_share[i], p));
+          bytes * crossing / (g.one_rank_nic_rate * m.inter_.ring_share *
+                              inter_share(c.protocol_share[i], p, g.one_rank_nic_rate));
       x.inter_seconds = x.fabric_seconds / crossing;
       x.inter_bytes = bytes;
     }
