@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
+#include <map>
 
 #include "sim/base/input_file.h"
 
@@ -105,6 +107,19 @@ void check_alike(const NodeTopology& topology, const Device& device, const Input
                                largest, device.name, largest));
 }
 
+// Returns the joined pairs, those with as many NVLinks together.
+std::vector<PairLinks> pairs_by_rate(const NodeTopology& topology, double link_bytes_per_second) {
+  std::map<std::int64_t, std::vector<std::array<std::int64_t, 2>>> pairs;
+  for (std::int64_t a = 0; a < topology.gpus; ++a)
+    for (std::int64_t b = a + 1; b < topology.gpus; ++b)
+      if (const Path path = topology.gpu_gpu[static_cast<std::size_t>(a)][static_cast<std::size_t>(b)]; joined(path))
+        pairs[path.nvlinks].push_back({a, b});
+  std::vector<PairLinks> links;
+  for (auto& [count, joined_by] : pairs)
+    links.push_back({static_cast<double>(count) * link_bytes_per_second, std::move(joined_by)});
+  return links;
+}
+
 void join_by_nvlink(const NvlinkUse& use, const NodeTopology& topology, const Device& device,
                     const InputError::Where& where, Node& node) {
   const double link = device.scale_up_link_bytes_per_second;
@@ -128,6 +143,8 @@ void join_by_nvlink(const NvlinkUse& use, const NodeTopology& topology, const De
   node.intra_bytes_per_second =
       use.most_peers == 1 ? 0 : static_cast<double>(use.most_links) * link;  // pairs: 0, the rate of PCIe
   node.pair_bytes_per_second = static_cast<double>(use.fewest_links) * link;
+  if (use.most_peers > 1 && (!use.all_joined || use.most_of_one > use.fewest_links))
+    node.links = pairs_by_rate(topology, link);
 }
 
 // AMD's tools do not show how many links join a pair: rates come from the node or the device.

@@ -47,6 +47,11 @@ TEST(NvidiaTopology, Dgx1V) {
   EXPECT_EQ(c.node.intra, IntraFabric::direct_mesh);
   EXPECT_EQ(c.node.intra_bytes_per_second, 150e9);
   EXPECT_EQ(c.node.pair_bytes_per_second, 25e9);
+  ASSERT_EQ(c.node.links.size(), 2u);  // a cube of NVLinks, doubled on a ring: other pairs have none
+  EXPECT_EQ(c.node.links[0].bytes_per_second, 25e9);
+  EXPECT_EQ(c.node.links[0].pairs.size(), 8u);
+  EXPECT_EQ(c.node.links[1].bytes_per_second, 50e9);
+  EXPECT_EQ(c.node.links[1].pairs.size(), 8u);
   EXPECT_EQ(c.node.nics, 4);
   EXPECT_EQ(c.node.devices_per_pcie_switch, 2);
 }
