@@ -286,15 +286,25 @@ std::string model_word(const std::string& device) {
   return word;
 }
 
-bool is_known_model(const std::string& word) {
-  if (word.empty()) return false;
-  const std::vector<std::string> names = device_names();
-  return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return model_word(name) == word; });
+// Returns the word that tells forms of a model apart: "pcie" in "NVIDIA H100 PCIe"; "" where there is none.
+std::string form_word(const std::string& device) {
+  const std::string name = lower_case(device);
+  for (const char* form : {"pcie", "sxm", "nvl"})
+    if (name.find(form) != std::string::npos) return form;
+  return {};
 }
 
+bool is_preset(const std::string& device) {
+  const std::vector<std::string> names = device_names();
+  return std::ranges::find(names, device) != names.end();
+}
+
+// A device of a user's own may have any name, and so may a log's that names no model, or an architecture ("gfx942").
 void refuse_other_device(const Cluster& cluster, const CollectiveCurve& curve) {
   const std::string measured = model_word(curve.device), given = model_word(cluster.device.name);
-  if (measured == given || !is_known_model(measured) || !is_known_model(given)) return;
+  if (measured.empty() || measured.starts_with("gfx") || !is_preset(cluster.device.name)) return;
+  const std::string measured_form = form_word(curve.device), given_form = form_word(cluster.device.name);
+  if (measured == given && (measured_form.empty() || given_form.empty() || measured_form == given_form)) return;
   throw InputError(
       {curve.source, ""}, "a log of " + curve.device,
       fmt::format("a log of the cluster's device, {}, or --cluster with the device of the log", cluster.device.name));

@@ -739,6 +739,8 @@ void expect_refused(const std::string& log, const std::string& file_and_line, co
 TEST(NcclLog, MalformedLogsAreRefusedAtTheirLine) {
   expect_refused("hello\n", "my.log", "not a log");
   expect_refused(replaced(kLog, "    25.00   10.49", "    fast   10.49"), "my.log:16", "fast");
+  for (const char* size : {"     262144x ", "     -262144 ", "       2.6e5 "})
+    expect_refused(replaced(kLog, "      262144 ", size), "my.log:16", "a row of ");
   expect_refused(replaced(kLog, "10.49   15.73      0    24.00   10.92   16.38    N/A", ""), "my.log:16", "truncated");
   expect_refused(replaced(kLog, "15.73      0", "15.73      7"), "my.log:16", "wrong");
   expect_refused(std::string(kLog).substr(0, std::string(kLog).find("# Out of")), "my.log:17", "complete");
