@@ -613,6 +613,8 @@ void refuse_other_layers(const Config& config, std::string_view model_type, cons
                        fmt::format("{} for the family {} with this sliding_window",
                                    read_full ? "full_attention" : "sliding_attention", model_type));
   }
+  if (static_cast<std::int64_t>(types->size()) != m.layers)
+    config.fail("layer_types", fmt::format("{} kinds of attention, one a layer", m.layers));
 }
 
 // In these keys a 0 is not a size, but in a Model it stands for the usual one.
@@ -674,7 +676,9 @@ void refuse_contradictions(const Config& config, std::string_view model_type, co
   if (model_type != "llama4_text")  // its norms have no weights
     for (const char* key : {"use_qk_norm", "qk_norm", "qk_layernorm"}) differs_truth(key, m.qk_norm);
   // Qwen's window only counts if use_sliding_window is set.
-  const bool window_used = config.boolean_or("use_sliding_window", !config.has("max_window_layers"));
+  const bool window_used =
+      config.boolean_or("use_sliding_window", !config.has("max_window_layers")) &&
+      !(config.has("max_window_layers") && config.integer("max_window_layers") >= m.layers);
   if (m.sliding_window == 0 && window_used && config.has("sliding_window") && !config.has("layer_types") &&
       config.integer("sliding_window") > 0 && config.integer("sliding_window") < m.max_positions)
     config.fail("sliding_window", as_read("no window"));

@@ -28,6 +28,12 @@ Json architecture(const Model& model) {
   return json;
 }
 
+Json every_second_is_full(std::int64_t layers, const char* others) {
+  Json types = Json::array();
+  for (std::int64_t i = 0; i < layers; ++i) types.push_back(i % 2 == 0 ? others : "full_attention");
+  return types;
+}
+
 TEST(HuggingFace, ConfigOfAReleasedModelIsThePreset) {
   int samples = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kData)) {
@@ -298,13 +304,16 @@ TEST(HuggingFace, VariantsOfAFamilyAreTold) {
 
   Json gemma = sample("gemma3-1b");
   gemma.erase("sliding_window_pattern");
-  gemma["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention", "full_attention"};
+  gemma["layer_types"] = every_second_is_full(gemma["num_hidden_layers"], "sliding_attention");
   EXPECT_EQ(read_model(gemma, {}).full_attention_period, 2);
 
   Json qwen = sample("qwen2.5-7b");
   qwen["use_sliding_window"] = true;
   qwen["max_window_layers"] = 0;
   EXPECT_EQ(read_model(qwen, {}).sliding_window, 131072);
+  qwen["sliding_window"] = 4096;
+  qwen["max_window_layers"] = qwen["num_hidden_layers"];  // layers from this one on have a window
+  EXPECT_EQ(read_model(qwen, {}).sliding_window, 0);
 
   Json llama = sample("llama-3-8b");
   llama["attention_bias"] = true;
@@ -416,7 +425,8 @@ TEST(HuggingFace, ChunksOfLlama4AreWindows) {
   };
   EXPECT_EQ(with(R"({"no_rope_layer_interval": 3})").full_attention_period, 3);
   EXPECT_EQ(with(R"({"no_rope_layers": [1, 0, 1, 0]})").full_attention_period, 2);
-  EXPECT_EQ(with(R"({"layer_types": ["chunked_attention", "full_attention"]})").full_attention_period, 2);
+  const Json types = every_second_is_full(sample("llama4-scout")["num_hidden_layers"], "chunked_attention");
+  EXPECT_EQ(with(Json{{"layer_types", types}}.dump().c_str()).full_attention_period, 2);
   EXPECT_EQ(with(R"({"attention_chunk_size": null})").sliding_window, 0);
 }
 
@@ -541,6 +551,8 @@ const BadConfig kBadConfigs[] = {
      "/model/layer_types: found an array of 2, expected full attention in every n-th layer"},
     {"olmo3-32b", R"({"layer_types": ["linear_attention"]})",
      R"(found "linear_attention", expected a model without linear attention: that is not)"},
+    {"qwen3-8b", R"({"layer_types": ["full_attention", "full_attention"]})",
+     "/model/layer_types: found an array of 2, expected 36 kinds of attention, one a layer"},
     {"mpt-7b-alibi", R"({"attn_config": 3})", "/model/attn_config: found 3, expected an object"},
     {"mpt-7b-alibi", R"({"attn_config": {"alibi": 1}})", "/model/attn_config/alibi: found 1, expected true or false"},
     {"mpt-7b-alibi", R"({"expansion_ratio": 0})", "/model/expansion_ratio: found 0, expected a number greater than 0"},
