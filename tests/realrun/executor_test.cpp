@@ -986,10 +986,11 @@ TEST(OneRank, AdaptersAreALowRankPartOfTheirMatrices) {
       for (std::size_t t = 0; t < matrices.size(); ++t)
         if (const auto found = adapters.find(matrices[t].name + "_lora_a"); found != adapters.end()) {
           const WholeTensor &a = *found->second, &b = *adapters.at(matrices[t].name + "_lora_b");
-          const std::size_t all = matrices[t].values.size(),
-                            experts = a.values.size() * b.values.size() / (all * kRank * kRank),
+          const std::size_t elements = matrices[t].values.size(),
+                            experts = a.values.size() * b.values.size() / (elements * kRank * kRank),
                             rows = a.values.size() / (experts * kRank), columns = b.values.size() / (experts * kRank);
-          if (experts * rows * columns == all) visit(t, a, b, experts, rows, columns);  // not a bias of the same name
+          if (experts * rows * columns == elements)
+            visit(t, a, b, experts, rows, columns);  // not a bias of the same name
         }
     };
     // visit(element of the matrix, of A, of B), for each product that W + alpha/r A B adds
