@@ -27,9 +27,12 @@ muon::Matrices factors_of(const Piece& piece, TensorId parameter) {
   if (const muon::Matrices product = muon::matrices_of_product(piece, parameter); product.any) return product;
   const Tensor& t = piece.tensors[parameter];
   const bool table = std::ranges::any_of(piece.forward.ops, [&](const Op& op) {
-    return op.kind == OpKind::embedding && std::string_view(piece.tensors[op.reads[1]].name) == t.name;
+    if (op.kind == OpKind::embedding) return std::string_view(piece.tensors[op.reads[1]].name) == t.name;
+    if (op.kind != OpKind::add || op.reads[2] == kNoTensor) return false;
+    const Tensor& rows = piece.tensors[op.reads[2]];  // as many of a table of positions as a sequence has
+    return rows.alias_of == parameter && rows.axes[0] == Axis::sequence;
   });
-  if (table || (t.rank == 2 && t.axes[0] == Axis::sequence)) return {0, 1, true};
+  if (table) return {0, 1, true};
   const int leading = t.axes[0] == Axis::experts ? 1 : 0;
   return {leading, t.rank - leading, false};
 }

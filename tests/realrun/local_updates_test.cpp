@@ -693,7 +693,7 @@ TEST(Adafactor, IsTheSerialAlgorithm) {
     for (const double value : x) sum += value * value;
     return std::sqrt(sum / static_cast<double>(x.size()));
   };
-  for (const char* layout : {R"({"optimizer": "adafactor"})", R"({"optimizer": "adafactor", "tensor_parallel": 4})"}) {
+  for (const char* layout : {R"({"optimizer": "adafactor"})", R"({"optimizer": "adafactor", "tensor_parallel": 2})"}) {
     const Scenario scenario = tiny(layout);
     Execution before = execute(scenario, steps(1, 0));
     std::vector<Values> rows_of(before.parameters.size()), columns_of(before.parameters.size());

@@ -87,12 +87,12 @@ TEST(Adafactor, EachExpertIsAMatrix) {
   s.model.experts = 8;
   s.model.experts_per_token = 2;
   s.model.expert_ffn = 1024;
-  const double whole = states(piece_named(proven(s), "layer"));
+  const double whole = states(piece_named(proven(s), "expert_layer"));
   s.plan.expert.degree = 8;
   const Program p = proven(s);
-  EXPECT_EQ(sent(piece_named(p, "layer")), 0);
+  EXPECT_EQ(sent(piece_named(p, "expert_layer")), 0);
   const double experts = 8 * (4 * 3 * 1024 * kLlamaHidden + 4 * (kLlamaHidden + 2 * 1024 + 1024 + kLlamaHidden));
-  EXPECT_DOUBLE_EQ(whole - states(piece_named(p, "layer")), experts * 7 / 8);
+  EXPECT_DOUBLE_EQ(whole - states(piece_named(p, "expert_layer")), experts * 7 / 8);
 }
 
 // Fewer accesses of memory than torch.optim.Adafactor's loop has (17 of four bytes).
