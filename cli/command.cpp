@@ -164,6 +164,12 @@ const Option& Option::positive() const {
   return option_->transform(number_that<double>(positive, value().range, "POSITIVE")), *this;
 }
 const Option& Option::bytes() const { return option_->transform(CLI::AsSizeValue(false)), *this; }
+const Option& Option::not_empty() const {
+  const auto check = [](const std::string& text) {
+    return std::string(text.empty() ? "found an empty text, expected the name of a file" : "");
+  };
+  return option_->check(check), *this;
+}
 const Option& Option::one_value_each() const { return option_->allow_extra_args(false), *this; }
 const Option& Option::value_optional() const { return option_->expected(0, 1), *this; }
 const Option& Option::offers_names(const std::vector<std::string>& kinds, const char* after) const {
@@ -213,7 +219,7 @@ Option Command::add_option(const char* names, const std::function<void(const std
   return Option(app_->add_option_function<std::string>(names, take, description), *values_).type_name(type);
 }
 Option Command::add_file(const char* names, std::string& path, const char* description) const {
-  return add_option(names, path, description, "FILE");
+  return add_option(names, path, description, "FILE").not_empty();
 }
 Option Command::add_several(const char* names, std::vector<std::string>& values, const char* description,
                             const char* type) const {

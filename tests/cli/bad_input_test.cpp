@@ -261,6 +261,7 @@ const BadCommand kBadCommands[] = {
     {"simulat x", "(did you mean \"simulate\"?)"},
     {"simulate", "found no scenario, expected either a scenario or --batch"},
     {"simulate example.json --jsn -", "(did you mean \"--json\"?)"},
+    {"simulate example.json --json ''", "--json: found an empty text, expected the name of a file"},
     {"simulate example.json --engine warp", "--engine"},
     {"simulate example.json --fidelity step-exact", "--fidelity: found \"step-exact\", expected --engine des with it"},
     {"simulate example.json --routing sprayed", "--routing: found \"sprayed\", expected --engine des with it"},

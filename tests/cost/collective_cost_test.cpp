@@ -761,6 +761,27 @@ TEST(CollectiveCost, AnAllToAllOfEightBytesIsItsLatencies) {
   }
 }
 
+// LL's limit is one of bytes a second: a message does not take longer over a faster NIC, nor where a node has more NICs
+// that it does not use.
+TEST(CollectiveCost, LlSendsNoSlowerOverFasterAndOverMoreNics) {
+  constexpr double kBytes = 1 << 20;
+  const auto seconds = [&](const Cluster& cluster, double bytes) {
+    const GroupSpan pair{.ranks = 2, .ranks_per_node = 1, .nodes = 2, .groups_sharing_nics = 1};
+    return model_of(cluster).cost(OpKind::send, bytes, pair, Algorithm::direct, Protocol::ll).seconds;
+  };
+  Cluster cluster = dgx_h100(2);
+  double last = 1;
+  for (const double rate : {12.5e9, 18e9, 25e9, 50e9, 100e9}) {
+    cluster.node.nic_bytes_per_second = rate;
+    const double now = seconds(cluster, kBytes);
+    EXPECT_LE(now, last * (1 + 1e-12)) << rate;
+    last = now;
+  }
+  Cluster one_nic = dgx_h100(2);
+  one_nic.node.nics = 1;
+  EXPECT_NEAR(seconds(dgx_h100(2), kBytes), seconds(one_nic, kBytes), 1e-9);
+}
+
 // Reduce-scatter, rails, all-gather: a reduction starts three rings, a gathering or a scattering two. LL fills no
 // buffers.
 TEST(CollectiveCost, AHierarchicalCollectiveOfEightBytesIsItsLatencies) {

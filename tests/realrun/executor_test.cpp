@@ -986,11 +986,11 @@ TEST(OneRank, AdaptersAreALowRankPartOfTheirMatrices) {
       for (std::size_t t = 0; t < matrices.size(); ++t)
         if (const auto found = adapters.find(matrices[t].name + "_lora_a"); found != adapters.end()) {
           const WholeTensor &a = *found->second, &b = *adapters.at(matrices[t].name + "_lora_b");
-          const std::size_t elements = matrices[t].values.size(),
-                            experts = a.values.size() * b.values.size() / (elements * kRank * kRank),
-                            rows = a.values.size() / (experts * kRank), columns = b.values.size() / (experts * kRank);
-          if (experts * rows * columns == elements)
-            visit(t, a, b, experts, rows, columns);  // not a bias of the same name
+          const std::vector<std::int64_t>& sizes = matrices[t].sizes;
+          const bool grouped = matrices[t].name.find(" expert_fc") != std::string::npos;
+          if (sizes.size() + (grouped ? 3 : 2) != a.sizes.size() + b.sizes.size()) continue;  // a bias of the same name
+          const auto experts = static_cast<std::size_t>(grouped ? sizes[0] : 1);
+          visit(t, a, b, experts, a.values.size() / (experts * kRank), b.values.size() / (experts * kRank));
         }
     };
     // visit(element of the matrix, of A, of B), for each product that W + alpha/r A B adds
@@ -1003,6 +1003,7 @@ TEST(OneRank, AdaptersAreALowRankPartOfTheirMatrices) {
     };
     each([&](std::size_t t, const WholeTensor& a, const WholeTensor& b, std::size_t experts, std::size_t rows,
              std::size_t columns) {
+      ASSERT_EQ(matrices[t].values.size(), experts * rows * columns);
       each_product(experts, rows, columns, [&](std::size_t w, std::size_t of_a, std::size_t of_b) {
         matrices[t].values[w] += static_cast<float>(kScale * a.values[of_a] * b.values[of_b]);
       });

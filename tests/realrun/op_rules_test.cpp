@@ -904,17 +904,17 @@ class Builder {
     read("norm", {{1}}, Values{9});
     write("y", {b_, h_});
     end();
+  }
+
+  void second_moments() {
+    const Dim one{1};
+    constexpr double kPositive = 8;  // normal numbers around it
     begin(scale, "size");
     read("x", {b_, h_});
     skip();
     read("size", {{1}}, Values{9});
     write("y", {b_, h_});
     end();
-  }
-
-  void second_moments() {
-    const Dim one{1};
-    constexpr double kPositive = 8;  // normal numbers around it
     for (const char* of : {"rows", "columns", "all", "each"}) {
       begin(square_sums, of).transpose_a = of == std::string_view("columns");
       last().in_two_digits = true;
