@@ -53,7 +53,7 @@ struct OperandName {
 };
 constexpr Contents kPositive{Contents::Kind::positive, 0}, kIndices{Contents::Kind::indices, 0};
 constexpr Contents constant(double value) { return {Contents::Kind::constant, value}; }
-constexpr std::array<OperandName, 56> kOperands{{
+constexpr std::array<OperandName, 57> kOperands{{
     // Products: of layers, of experts, of heads.
     {"mk", "m k"},
     {"kn", "k n"},
@@ -79,6 +79,7 @@ constexpr std::array<OperandName, 56> kOperands{{
     {"layer_statistics", "batch sequence 2", Dtype::fp32, constant(1)},
     {"rms_statistics", "batch sequence 1", Dtype::fp32, constant(1)},
     {"weight_of_row", "batch sequence 1", Dtype::fp32},
+    {"squares", "batch sequence hidden", Dtype::fp32, kPositive},
     {"row_squares", "batch sequence 1", Dtype::fp32, kPositive},
     {"column_squares", "hidden", Dtype::fp32, kPositive},
     {"pooled", "batch one_token hidden"},

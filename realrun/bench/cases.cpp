@@ -141,6 +141,8 @@ const std::vector<CaseKind>& case_kinds() {
       {&F::hidden, bias_gradient, "", "x", "row"},
       {&F::hidden, square_sums, "rows", "x", "weight_of_row"},
       {&F::hidden, square_sums, "columns", "x", "row:fp32", [](auto& c, auto&) { c.op.transpose_a = true; }},
+      {&F::hidden, square_sums, "all", "x", "norm"},
+      {&F::hidden, factored_update, "squares", "x squares", "x"},
       {&F::hidden, factored_update, "factors", "x row_squares column_squares norm", "x"},
       {&F::hidden, cast, "to_bf16", "x", "x:bf16"},
       {&F::hidden, cast, "to_fp32", "x", "x:fp32"},
@@ -207,9 +209,7 @@ const std::vector<CaseKind>& case_kinds() {
       {&F::flat, scale, "clip", "flat:fp32 norm", "=0", is_scale},
       {&F::flat, scale, "size", "flat:fp32 - norm", "=0"},
       {&F::flat, subtract, "", "flat:fp32 flat", "flat"},
-      {&F::flat, square_sums, "all", "flat", "norm"},
       {&F::flat, moving_mean, "", "flat_positive flat_positive", "=0"},
-      {&F::flat, factored_update, "squares", "flat flat_positive", "flat"},
       // Mixed precision with fp32 master weights (Micikevicius et al. 2018), and all in fp32.
       {&F::flat, adam, "master", "flat:fp32 flat:fp32 flat:fp32 flat_positive", "flat =1 =2 =3"},
       {&F::flat, sgd, "master", "flat:fp32 flat:fp32 flat:fp32", "flat =1 =2"},
