@@ -476,7 +476,7 @@ TEST(PublishedFit, GivesTheBundledNumbersOfKernels) {
   nlohmann::json& fits = document["fits"];
   using nlohmann::json;
   fits["dies"]["boards"] = json::array({json::array({"H100-SXM5-80GB", "H200-SXM5-141GB"})});
-  fits["attention"] = {{"curves", json::array()}, {"lent", json::array()}};
+  fits["attention"] = {{"curves", json::array()}, {"lent", json::array()}, {"windows", json::array()}};
   fits["grouped"]["curves"] = json::array({fits["grouped"]["curves"].back()});
   const PublishedFit fit = fit_published_kernels(document, "kernels.json", "2026-11-28");
   ASSERT_EQ(fit.files.size(), 2u);
@@ -505,7 +505,7 @@ TEST(PublishedFit, MakesNoKernelSlowerOnARevision) {
   json& fits = document["fits"];
   fits["dies"]["boards"] =
       json::array({json::array({"B200-SXM-180GB", "GB200"}), json::array({"B300-SXM-270GB", "GB300"})});
-  fits["attention"] = {{"curves", json::array()}, {"lent", json::array()}};
+  fits["attention"] = {{"curves", json::array()}, {"lent", json::array()}, {"windows", json::array()}};
   fits["grouped"]["curves"] = json::array();
   const PublishedFit fit = fit_published_kernels(document, "kernels.json", "2026-11-28");
   for (const auto& [name, revised] : {std::pair{"B300-SXM-270GB", "B200-SXM-180GB"}, {"GB300", "GB200"}}) {
