@@ -237,7 +237,7 @@ void rewrite(const Scenario& scenario, Program& program) {
       program);
 }
 
-// What computes the queries, keys and values of latent attention.
+// The matrices that give latent attention its queries, keys and values.
 constexpr std::array kFromLatents{Target::query, Target::query_up, Target::key_value_up};
 
 // Refuses matrices that only the other kind of attention has.

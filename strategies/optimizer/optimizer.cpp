@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "sim/program/rewrite.h"
+#include "strategies/adafactor/adafactor.h"
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
 #include "strategies/layer_plans.h"
@@ -269,8 +270,10 @@ double bytes_kept_per_parameter(const Plan& plan) {
   const bool fp32_shards = masters && plan.data.zero_stage == 3 && framework::stack_of(plan).shards_in_fp32;
   double kept = fp32_shards ? bytes(Dtype::fp32) : bytes(plan.precision.storage());
   if (masters && !fp32_shards) kept += bytes(options.parameter_remainders ? Dtype::bf16 : Dtype::fp32);
-  const bool none = options.rule == Rule::sgd || options.rule == Rule::adafactor;
-  const int moments = is_adam(options) ? 2 : none ? 0 : 1;
+  const int moments = is_adam(options)                  ? 2
+                      : options.rule == Rule::sgd       ? 0
+                      : options.rule == Rule::adafactor ? adafactor::kMomentsPerParameter
+                                                        : 1;
   return kept + moments * bytes(moment_dtype(options.moments));
 }
 

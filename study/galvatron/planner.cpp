@@ -12,7 +12,7 @@ namespace {
 
 std::int64_t whole_mib(double mib) { return static_cast<std::int64_t>(std::ceil(mib)); }
 
-// What the programme takes, for one batch and one pipeline degree.
+// The programme's input for one batch and one pipeline degree.
 struct Tables {
   std::vector<LayerKind> kinds;
   std::vector<std::int32_t> layers;  // kinds

@@ -15,7 +15,7 @@
 
 namespace orrery::galvatron {
 
-// What the authors' two estimators do differently, and the constants that both share.
+// Options in which the authors' two estimators differ, and the constants that both share.
 struct Estimator {
   double backward_to_forward = 0;       // time of the backward pass over that of the forward pass
   double overlap_slowdown = 0;          // k: of computation and of communication, while they overlap

@@ -14,7 +14,7 @@ class Changes {
  public:
   explicit Changes(const Target& target) : target_(target) {}
 
-  // Runs the target. Returns what a refusal says, and nothing if the input was read. Throws what is a fault of Orrery's.
+  // Runs the target. Returns a refusal's sentence, and nothing if the input was read. Throws what is Orrery's fault.
   std::optional<std::string> run(std::string_view input);
 
   // Returns the input with other values, by the seed. None: the caller should change bytes. Bytes changed at random are

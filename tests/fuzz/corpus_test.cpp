@@ -1,6 +1,6 @@
-// Do the readers take input, or refuse it in a sentence? Each target runs over its corpus, which holds what fuzzers have
-// found, and over changes of the corpus drawn at random. A failing input lies in the folder of temporary files, and its
-// name is printed; once the fault is mended, the input becomes a file of the corpus.
+// Do the readers take input, or refuse it in a sentence? Each target runs over its corpus, which holds what fuzzers
+// have found, and over changes of the corpus drawn at random. A failing input lies in the folder of temporary files,
+// and its name is printed; once the fault is mended, the input becomes a file of the corpus.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/time.h>
@@ -65,7 +65,8 @@ void keep_running_input() {
 }
 void keep_and_end(int signal) {
   keep_running_input();
-  constexpr std::string_view kSaid = "ended by a signal, which after 10 s of processor time is SIGPROF; the input was kept as ";
+  constexpr std::string_view kSaid =
+      "ended by a signal, which after 10 s of processor time is SIGPROF; the input was kept as ";
   for (const std::string_view text : {kSaid, std::string_view(kept_at), std::string_view("\n")})
     if (::write(STDERR_FILENO, text.data(), text.size()) < 0) break;
   ::_exit(128 + signal);

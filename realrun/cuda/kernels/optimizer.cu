@@ -63,7 +63,7 @@ Scaling scaling_of(const Call& call) {
           square == nullptr ? nullptr : call.singles(*square)};
 }
 
-// What scale multiplies by besides: the root of a part's size, at least `least`.
+// A factor of scale: the root of a part's size, at least `least`.
 struct Size {
   const float* sizes;
   float least;
