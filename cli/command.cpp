@@ -164,7 +164,7 @@ const Option& Option::positive() const {
   return option_->transform(number_that<double>(positive, value().range, "POSITIVE")), *this;
 }
 const Option& Option::bytes() const { return option_->transform(CLI::AsSizeValue(false)), *this; }
-const Option& Option::not_empty() const {
+const Option& Option::names_a_file() const {
   const auto check = [](const std::string& text) {
     return std::string(text.empty() ? "found an empty text, expected the name of a file" : "");
   };
@@ -219,7 +219,7 @@ Option Command::add_option(const char* names, const std::function<void(const std
   return Option(app_->add_option_function<std::string>(names, take, description), *values_).type_name(type);
 }
 Option Command::add_file(const char* names, std::string& path, const char* description) const {
-  return add_option(names, path, description, "FILE").not_empty();
+  return add_option(names, path, description, "FILE").names_a_file();
 }
 Option Command::add_several(const char* names, std::vector<std::string>& values, const char* description,
                             const char* type) const {

@@ -71,7 +71,8 @@ class Option {
   const Option& positive() const;
   // Accepts 8, 64K, 1GB; a K is 1024.
   const Option& bytes() const;
-  const Option& not_empty() const;
+  // Refuses an empty name of a file.
+  const Option& names_a_file() const;
   // Takes one value each time the option is given, instead of several values after one option.
   const Option& one_value_each() const;
   // Makes the value optional.

@@ -138,9 +138,8 @@ std::string csv_of(const galvatron::PlannerResult& result) {
 std::string shortage_text(const std::optional<galvatron::Shortage>& why) {
   if (!why) return "\nNo pipeline degree has stages whose GPUs divide the batch and that all have a layer.\n";
   return fmt::format(
-      "\nStage {} of {} takes at least {} MiB at batch {}: {} layers, of which one of \"{}\" takes {}, and {} outside "
-      "the "
-      "layers.\n",
+      "\nStage {} of {} takes at least {} MiB at batch {}: {} layers, of which one of \"{}\" takes {}, and {} "
+      "outside the layers.\n",
       why->stage + 1, why->pipeline, why->least_mib, why->batch, why->layers, why->largest, why->largest_mib,
       why->outside_mib);
 }
@@ -151,10 +150,7 @@ void plan_by_galvatron(const GalvatronArguments& arguments) {
   galvatron::Profile profile = galvatron::read_profile(
       load_document(galvatron::bundled_profiles(), "profile", arguments.profile, arguments.sets, source), source.file);
   if (!arguments.layers.empty())
-    from_option("--layers", [&] {
-      set_layer_counts(profile, counts_of(arguments.layers, "--layers"));
-      return 0;
-    });
+    from_option("--layers", [&] { set_layer_counts(profile, counts_of(arguments.layers, "--layers")); });
   const std::int64_t devices = profile.cluster.devices;
   std::vector<galvatron::Hybrid> space = galvatron::hybrids(
       devices, from_option("--system", [&] { return galvatron::read_dimensions(arguments.system); }));

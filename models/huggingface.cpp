@@ -675,10 +675,10 @@ void refuse_contradictions(const Config& config, std::string_view model_type, co
   for (const char* key : {"attention_out_bias", "attention_output_bias"}) differs_truth(key, m.output_bias);
   if (model_type != "llama4_text")  // its norms have no weights
     for (const char* key : {"use_qk_norm", "qk_norm", "qk_layernorm"}) differs_truth(key, m.qk_norm);
-  // Qwen's window only counts if use_sliding_window is set.
-  const bool window_used =
-      config.boolean_or("use_sliding_window", !config.has("max_window_layers")) &&
-      !(config.has("max_window_layers") && config.integer("max_window_layers") >= m.layers);
+  // Qwen's window only counts if use_sliding_window is set, and in layers from max_window_layers on.
+  const bool of_qwen = config.has("max_window_layers");
+  const bool window_used = config.boolean_or("use_sliding_window", !of_qwen) &&
+                           !(of_qwen && config.integer("max_window_layers") >= m.layers);
   if (m.sliding_window == 0 && window_used && config.has("sliding_window") && !config.has("layer_types") &&
       config.integer("sliding_window") > 0 && config.integer("sliding_window") < m.max_positions)
     config.fail("sliding_window", as_read("no window"));

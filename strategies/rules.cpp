@@ -164,6 +164,11 @@ void refuse(const Plan& plan, std::string_view field, const std::string& expecte
   throw InputError({"", at + std::string(field)}, text_of(plan, field), expected);
 }
 
+void refuse_heads_in_common(const Scenario& scenario, std::string_view because) {
+  if (const std::int64_t heads = scenario.model.effective_kv_heads(); scenario.plan.tensor.degree > heads)
+    refuse(scenario.plan, "tensor_parallel", fmt::format("at most the model's {} key/value heads {}", heads, because));
+}
+
 void keep_defaults(const Plan& plan, const FieldNames& fields, std::string_view because) {
   CheckedPlan{&plan, "/plan/", {}, {}}.refuse_first(fields, defaults().other_in(plan), because);
 }

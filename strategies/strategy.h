@@ -61,6 +61,9 @@ bool is_refused(std::span<const FieldRule> excludes, const Scenario& scenario);
 // Throws InputError for the value of a field of the plan. `at`: the plan's pointer, as in for_each_plan().
 [[noreturn]] void refuse(const Plan& plan, std::string_view field, const std::string& expected,
                          const std::string& at = "/plan/");
+// Throws InputError if tensor parallelism has more ranks than the model has key/value heads, so that ranks hold a head in
+// common. `because` ends the sentence: "with X: why".
+void refuse_heads_in_common(const Scenario& scenario, std::string_view because);
 // Throws InputError, as for a rule, for the first of `fields` that is not at its default value.
 void keep_defaults(const Plan& plan, const FieldNames& fields, std::string_view because);
 

@@ -247,9 +247,6 @@ class TableParser {
       run_.last_line = line_;
       return;
     }
-    if (!run_.columns.empty() && !run_.ended && is_damaged_row(words) && !run_.error)
-      run_.error = InputError(where(), fmt::format("a row of {} bytes and {} elements", words[0], words[1]),
-                              "a size and a count, which are whole numbers");
     if (const std::size_t row = row_in(words); row < words.size()) {
       run_.last_line = line_;
       if (run_.ended) mix();
@@ -261,6 +258,9 @@ class TableParser {
       }
       return;
     }
+    if (!run_.columns.empty() && !run_.ended && !run_.error && is_damaged_row(words))
+      run_.error = InputError(where(), fmt::format("a row of {} bytes and {} elements", words[0], words[1]),
+                              "a size and a count, which are whole numbers");
     if (says("_perf") && (run_.ended || run_.kind == nullptr)) {  // the command line
       if (run_.ended) finish_run();
       run_.kind = kind_in(line);
@@ -322,13 +322,12 @@ class TableParser {
       if (integer(size_in(words[i])) && integer(words[i + 1]) && names_a_type(words[i + 2])) return i;
     return words.size();
   }
-  // Returns true if the line is a row but for its size or its count.
+  // Returns true if a line that is no row is one but for its size or its count.
   static bool is_damaged_row(const std::vector<std::string>& words) {
     const auto begins_a_number = [](const std::string& word) {
       return word.find_first_of("0123456789") <= (word.starts_with('-') || word.starts_with('+') ? 1u : 0u);
     };
-    return words.size() > 2 && names_a_type(words[2]) && row_in(words) == words.size() &&
-           (begins_a_number(words[0]) || begins_a_number(words[1]));
+    return words.size() > 2 && names_a_type(words[2]) && (begins_a_number(words[0]) || begins_a_number(words[1]));
   }
   static std::string_view size_in(std::string_view word) {
     const std::size_t tag = word.find_last_of(">:]|");

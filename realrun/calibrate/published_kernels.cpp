@@ -195,10 +195,9 @@ class PublishedKernels {
       const AttentionShape s{p["shape"][0], p["shape"][1], p["shape"][2], p["shape"][3], p["shape"][3],
                              p["shape"][4], p["shape"][5], p["causal"],   window};
       const double d = real(s.head_dim), dv = real(s.value_head_dim), rows = real(s.batch * s.queries);
-      const double seen = windowed   ? real(window) * (1 - real(window) / real(2 * s.keys)) / real(s.keys)
-                          : s.causal ? 0.5
-                                     : 1;
-      const double pairs = rows * real(s.heads) * real(s.keys) * seen;
+      const double seen =
+          windowed ? real(window) * (1 - real(window) / real(2 * s.keys)) : real(s.keys) * (s.causal ? 0.5 : 1);
+      const double pairs = rows * real(s.heads) * seen;
       const double width = dtype == Dtype::bf16 ? 2 : 1;  // of q, k and v; the output has 16 bits
       const double moved = rows * (width * (real(s.heads) * d + real(s.kv_heads) * (d + dv)) + 2 * real(s.heads) * dv);
       const bool forward = p["phase"] != "backward", backward = p["phase"] != "forward";
@@ -482,38 +481,36 @@ class PublishedKernels {
         measured(of.at("boards"), 1, [&](const std::string& b) { return attentions(b, kernel, dtype, true); });
     std::vector<FitParameter> parameters{{"forward_window_edge", 300, 1, 3000}};
     if (!of.contains("backward_as")) parameters.push_back({"backward_window_edge", 500, 1, 3000});
-    const auto with = [&](Board board, const std::vector<double>& values) {
-      AttentionCurve curve = curves_.at({board.name, key});
-      set_numbers(curve, parameters, values);
-      put_attention(board.calibration, curve);
-      return board;
+    const auto put = [&](const std::vector<double>& values) {
+      for (const auto& [board, points] : boards) {
+        AttentionCurve curve = curves_.at({board->name, key});
+        set_numbers(curve, parameters, values);
+        put_attention(board->calibration, curve);
+      }
     };
-    std::vector<double> values = fit_least_squares(
-                                     parameters,
-                                     [&](const std::vector<double>& tried) {
-                                       std::vector<double> errors;
-                                       for (const auto& [board, points] : boards) {
-                                         const std::vector<double> own = with(*board, tried).log_errors(points);
-                                         errors.insert(errors.end(), own.begin(), own.end());
-                                       }
-                                       return errors;
-                                     },
-                                     published_loss())
-                                     .values;
+    const auto log_errors = [&](const std::vector<double>& tried) {
+      put(tried);
+      std::vector<double> errors;
+      for (const auto& [board, points] : boards) {
+        const std::vector<double> own = board->log_errors(points);
+        errors.insert(errors.end(), own.begin(), own.end());
+      }
+      return errors;
+    };
+    std::vector<double> values = fit_least_squares(parameters, log_errors, published_loss()).values;
     for (double& value : values) value = four_digits(value);
-    for (const auto& [board, points] : boards) state(with(*board, values), "attention in windows " + key, points);
+    put(values);
+    for (const auto& [board, points] : boards) state(*board, "attention in windows " + key, points);
     AttentionCurve edges;
     set_numbers(edges, parameters, values);
     if (of.contains("backward_as")) edges.backward_window_edge = curves_.at(of["backward_as"]).backward_window_edge;
-    const auto give = [&](const Json& to) {
+    for (const Json& to : of.at("to")) {
       const std::string board = to.at("board");
       AttentionCurve& curve = curves_[{board, key_of_attention(to)}];
-      curve.forward_window_edge = edges.forward_window_edge, curve.backward_window_edge = edges.backward_window_edge;
       OrderedJson& json = attention_in(boards_.at(board), to);
-      json["forward_window_edge"] = edges.forward_window_edge;
-      json["backward_window_edge"] = edges.backward_window_edge;
-    };
-    for (const Json& to : of.at("to")) give(to);
+      curve.forward_window_edge = json["forward_window_edge"] = edges.forward_window_edge;
+      curve.backward_window_edge = json["backward_window_edge"] = edges.backward_window_edge;
+    }
   }
 
   void fit_matmul(const Json& die, Dtype dtype) {

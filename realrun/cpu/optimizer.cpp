@@ -87,12 +87,12 @@ void moving_mean(const Call& call) {
 void factored_update(const Call& call) {
   const Buffer &gradient = call.read(0), &rows = call.read(1), &y = call.write(0);
   const FactorsShape s = factors_shape(call);
-  const float *const columns = s.columns > 0 ? call.read(2).data : nullptr, *const sums = s.columns > 0
-                                                                                              ? call.read(3).data
-                                                                                              : nullptr;
+  const bool factored = s.columns > 0;
+  const float* const columns = factored ? call.read(2).data : nullptr;
+  const float* const sums = factored ? call.read(3).data : nullptr;
   for (std::int64_t i = 0; i < y.elements(); ++i) {
     double square = 0;
-    if (s.columns > 0) {
+    if (factored) {
       const std::int64_t row = i / s.columns, group = row / s.rows;
       if (sums[group] > 0)
         square = static_cast<double>(rows.data[row]) * columns[group * s.columns + i % s.columns] / sums[group];

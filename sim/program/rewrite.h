@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -90,6 +91,15 @@ inline Tensor tensor_like(Tensor like, const char* name, Category category, Dtyp
 }
 inline TensorId clone_tensor(Piece& piece, TensorId id, const char* name, Category category, Dtype dtype) {
   return piece.add(tensor_like(piece.tensors[id], name, category, dtype));
+}
+
+// Adds a view of `base` from its element `begin` on, with the shape and layout of `of`.
+inline TensorId view_of(Piece& piece, TensorId base, std::int64_t begin, const Tensor& of) {
+  const Tensor& whole = piece.tensors[base];
+  Tensor t = tensor_like(of, whole.name, whole.category, whole.dtype);
+  t.alias_of = base;
+  t.alias_begin = begin;
+  return piece.add(t);
 }
 
 // The parameter set whose flat buffer of parameters or gradients is `id`: this rank's part of the buffer, or a copy of
@@ -249,6 +259,18 @@ inline Op communication(OpKind kind, const char* name, Phase phase, Stream strea
 inline Op over_buffers(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
                        std::initializer_list<TensorId> writes) {
   return for_all_instances(computation(kind, name, Phase::update, reads, writes));
+}
+
+// Returns the pass over gradients that does what an update would: divides by the loss scale, and clips. None: it does
+// neither.
+inline std::optional<Op> unscaling_of(const Op& update) {
+  const TensorId norm = update.reads[static_cast<std::size_t>(norm_operand(update.kind))];
+  if (update.scale == 1 && norm == kNoTensor) return std::nullopt;
+  Op pass = computation(OpKind::scale, "unscale_and_clip", Phase::update, {update.reads[0]}, {update.reads[0]});
+  pass.scale = update.scale;
+  pass.clip_limit = update.clip_limit;
+  pass.reads[static_cast<std::size_t>(norm_operand(OpKind::scale))] = norm;
+  return pass;
 }
 
 // Sums gradients over a group once a step, packed into a buffer of their own: they may be divided into shards by then.

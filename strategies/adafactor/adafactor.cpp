@@ -44,12 +44,7 @@ class Update {
 
   void replace(const Op& sgd, std::size_t set) {
     gradients_ = sgd.reads[0], weights_ = sgd.reads[1];
-    if (const TensorId norm = sgd.reads[static_cast<std::size_t>(norm_operand(OpKind::sgd))];
-        sgd.scale != 1 || norm != kNoTensor) {
-      Op& clip = put(OpKind::scale, "unscale_and_clip", {gradients_, norm}, {gradients_});
-      clip.scale = sgd.scale;
-      clip.clip_limit = sgd.clip_limit;
-    }
+    if (const std::optional<Op> unscaling = unscaling_of(sgd)) ops_.push_back(*unscaling);
     updates_ = clone_tensor(piece_, gradients_, "updates", Category::workspace, Dtype::fp32);
     for (std::size_t p = 0; p < piece_.parameters.size(); ++p) {
       const ParameterGradient parameter = piece_.parameters[p];
@@ -94,7 +89,7 @@ class Update {
                    norm = squares("update_norm", update, number, divided);
     Tensor list = number;  // all of a matrix beside each other
     list.sizes[list.rank - 1] = own.elements() / number.elements();
-    const TensorId all = view(updates_, list, own.alias_begin);
+    const TensorId all = view_of(piece_, updates_, own.alias_begin, list);
     Op& step = put(OpKind::scale, "clip_and_size", {all, norm, size}, {all});
     step.clip_limit = static_cast<float>(kClipping * std::sqrt(elements));
     step.epsilon = kLeastSize;
@@ -138,14 +133,8 @@ class Update {
     }
     return t;
   }
-  // The part of a buffer that begins at `begin`, laid out as `of`.
-  TensorId view(TensorId base, const Tensor& of, std::int64_t begin) {
-    Tensor t = tensor_like(of, piece_.tensors[base].name, piece_.tensors[base].category, piece_.tensors[base].dtype);
-    t.alias_of = base;
-    t.alias_begin = begin;
-    return piece_.add(t);
-  }
-  TensorId view(TensorId base, const Tensor& of) { return view(base, of, of.alias_begin); }
+  // What a buffer has for a parameter, whose gradient is `of`.
+  TensorId view(TensorId base, const Tensor& of) { return view_of(piece_, base, of.alias_begin, of); }
 
   Op& put(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
           std::initializer_list<TensorId> writes) {
@@ -176,11 +165,8 @@ void rewrite(const Scenario& scenario, Program& program) {
 
 void check(const Scenario& scenario) {
   if (!used(scenario)) return;
-  if (const std::int64_t heads = scenario.model.effective_kv_heads(); scenario.plan.tensor.degree > heads)
-    refuse(
-        scenario.plan, "tensor_parallel",
-        "at most the model's " + std::to_string(heads) +
-            " key/value heads with optimizer \"adafactor\": sums would count a head that ranks hold in common twice");
+  refuse_heads_in_common(scenario,
+                         "with optimizer \"adafactor\": sums would count a head that ranks hold in common twice");
 }
 
 bool asked(const AskedOf& a) { return used(a.scenario); }

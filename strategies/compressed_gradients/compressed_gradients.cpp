@@ -69,11 +69,9 @@ void check(const Scenario& scenario) {
   const std::int64_t degree = data_parallel_degree(scenario), workers = local_updates::workers(scenario);
   if (degree % workers != 0)
     refuse(scenario.plan, "local_workers", "a divisor of the data-parallel degree " + std::to_string(degree));
-  if (const std::int64_t heads = scenario.model.effective_kv_heads(); scenario.plan.tensor.degree > heads)
-    refuse(scenario.plan, "tensor_parallel",
-           "at most the model's " + std::to_string(heads) +
-               " key/value heads with gradient_compression: ranks that hold a head in common would send different "
-               "numbers for it");
+  refuse_heads_in_common(scenario,
+                         "with gradient_compression: ranks that hold a head in common would send different numbers for "
+                         "it");
   if (workers == 1)
     refuse(scenario.plan, "gradient_compression", "\"none\": there is one worker, and none to agree with");
   if (steps_alone(scenario) && scenario.plan.local.steps == 0)
@@ -111,13 +109,7 @@ void replace(const Op& adam, const Options& options, const Mesh& mesh, Piece& pi
   const bool agrees = options.method == Method::onebit_adam;
   const TensorId own = agrees ? add_like_momentum("own_momentum") : momentum;
   put(ops, OpKind::scale, "decay_momentum", {momentum}, {own}).scale = kBeta1;
-  if (const TensorId norm = adam.reads[static_cast<std::size_t>(norm_operand(OpKind::adam))];
-      adam.scale != 1 || norm != kNoTensor) {
-    Op& clip = put(ops, OpKind::scale, "unscale_and_clip", {gradient}, {gradient});
-    clip.scale = adam.scale;
-    clip.clip_limit = adam.clip_limit;
-    clip.reads[static_cast<std::size_t>(norm_operand(OpKind::scale))] = norm;
-  }
+  if (const std::optional<Op> unscaling = unscaling_of(adam)) ops.push_back(for_all_instances(*unscaling));
   const TensorId share = add_like_momentum("gradient_share");
   put(ops, OpKind::scale, "scale_gradients", {gradient}, {share}).scale = 1 - kBeta1;
   put(ops, OpKind::add, "add_gradients", {own, share}, {own});

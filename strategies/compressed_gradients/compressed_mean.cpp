@@ -18,13 +18,9 @@ bool is_in(const Piece& piece, std::size_t set, const ParameterGradient& p) {
 }
 
 TensorId view(Piece& piece, TensorId buffer, std::int64_t begin, std::int64_t size) {
-  Tensor t = piece.tensors[buffer];
-  t.alias_of = buffer;
-  t.alias_begin = begin;
-  t.resident = t.common = false;
-  t.input = Input::none;
-  t.sizes[0] = size;
-  return piece.add(t);
+  Tensor part = piece.tensors[buffer];
+  part.sizes[0] = size;
+  return view_of(piece, buffer, begin, part);
 }
 
 // Puts ops in front of the optimizer, for each set of trained parameters.

@@ -60,14 +60,7 @@ class Update {
   void replace(const Op& sgd, std::size_t set) {
     const auto written = static_cast<std::size_t>(std::ranges::find(sgd.writes, kNoTensor) - sgd.writes.begin());
     const TensorId gradient = sgd.reads[0], weight = sgd.reads[1], momentum = sgd.writes[written - 1];
-    constexpr auto kNorm = static_cast<std::size_t>(norm_operand(OpKind::scale));
-    if (const TensorId norm = sgd.reads[static_cast<std::size_t>(norm_operand(OpKind::sgd))];
-        sgd.scale != 1 || norm != kNoTensor) {
-      Op& clip = put(OpKind::scale, "unscale_and_clip", {gradient}, {gradient});
-      clip.scale = sgd.scale;
-      clip.clip_limit = sgd.clip_limit;
-      clip.reads[kNorm] = norm;
-    }
+    if (const std::optional<Op> unscaling = unscaling_of(sgd)) put(*unscaling);
     const TensorId own = clone_tensor(piece_, momentum, "muon_update", Category::workspace, kProducts);
     put(OpKind::scale, "decay_momentum", {momentum}, {momentum}).scale = kMomentum;
     put(OpKind::add, "add_gradients", {momentum, gradient}, {momentum});
@@ -192,12 +185,7 @@ class Update {
   }
 
   // A part of a tensor, laid out as `of`.
-  TensorId view(TensorId base, std::int64_t begin, const Tensor& of) {
-    Tensor t = tensor_like(of, piece_.tensors[base].name, piece_.tensors[base].category, piece_.tensors[base].dtype);
-    t.alias_of = base;
-    t.alias_begin = begin;
-    return piece_.add(t);
-  }
+  TensorId view(TensorId base, std::int64_t begin, const Tensor& of) { return view_of(piece_, base, begin, of); }
   static Tensor matrix(const char* name, Dtype dtype, std::initializer_list<std::int64_t> sizes) {
     Tensor t;
     t.name = name;
@@ -214,9 +202,12 @@ class Update {
   }
   Op& put(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
           std::initializer_list<TensorId> writes) {
-    Op& op = ops_.emplace_back(computation(kind, name, Phase::update, reads, writes));  // layer by layer
-    op.turns = turns_;
-    return op;
+    return put(computation(kind, name, Phase::update, reads, writes));  // layer by layer
+  }
+  Op& put(const Op& op) {
+    ops_.push_back(op);
+    ops_.back().turns = turns_;
+    return ops_.back();
   }
 
   const Mesh& mesh_;
@@ -291,10 +282,8 @@ void rewrite(const Scenario& scenario, Program& program) {
 
 void check(const Scenario& scenario) {
   if (!used(scenario)) return;
-  if (const std::int64_t heads = scenario.model.effective_kv_heads(); scenario.plan.tensor.degree > heads)
-    refuse(scenario.plan, "tensor_parallel",
-           "at most the model's " + std::to_string(heads) +
-               " key/value heads with optimizer \"muon\": ranks that hold a head in common hold no part of a matrix");
+  refuse_heads_in_common(scenario,
+                         "with optimizer \"muon\": ranks that hold a head in common hold no part of a matrix");
 }
 
 constexpr FieldRule kExcludes[]{
